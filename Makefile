@@ -1,0 +1,26 @@
+# make demo   train three methods on digits over ten unlike workers and draw the figure
+# make test   format check, lint, types and tests
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test clean
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch .venv/ready
+
+demo: .venv/ready
+	rm -rf runs/demo
+	$(BIN)/dualdelay compare 'dude[lr=0.05]' 'vanilla[lr=0.05]' 'sync[lr=0.05]' \
+	    --problem 'digits[workers=10,alpha=0.1]' --speeds 'truncated_normal[std=5]' \
+	    --time 2000 --seeds 0 --folder runs/demo
+
+test: .venv/ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+clean:
+	rm -rf .venv runs

@@ -1,0 +1,114 @@
+"""Asynchronous distributed training for PyTorch in which every worker counts the same, however slow it is."""
+
+__version__ = "0.1.0"
+
+from .algorithms import (
+    ALGORITHMS,
+    MIFA,
+    SIAG,
+    DuDe,
+    FedBuff,
+    ShuffledASGD,
+    SyncSGD,
+    UniformASGD,
+    VanillaASGD,
+)
+from .clocks import join, leave
+from .comparison import compare
+from .config import label, parse
+from .core import (
+    AggregateState,
+    Algorithm,
+    Arrival,
+    BadInput,
+    DualDelayError,
+    Job,
+    Order,
+    Problem,
+    ReplayMismatch,
+    RunFailed,
+    State,
+    again,
+    aggregate,
+    cancel,
+    send,
+    wake,
+)
+from .delays import Delays, delay_grids
+from .draws import Draws
+from .problems import PROBLEMS, Digits, LocalSteps, Logistic, Network, Quadratic, without_batchnorm
+from .result import EarlyStop, Run
+from .run import replay, resume, simulate
+from .speeds import (
+    SPEEDS,
+    ChangingSpeeds,
+    ExponentialSpeeds,
+    FixedSpeeds,
+    Link,
+    LognormalSpeeds,
+    ParetoSpeeds,
+    RecordedSpeeds,
+    SpeedModel,
+    TruncatedNormalSpeeds,
+)
+from .trace import Table, Trace
+
+__all__ = [
+    "ALGORITHMS",
+    "MIFA",
+    "PROBLEMS",
+    "SIAG",
+    "SPEEDS",
+    "AggregateState",
+    "Algorithm",
+    "Arrival",
+    "BadInput",
+    "ChangingSpeeds",
+    "Delays",
+    "Digits",
+    "Draws",
+    "DuDe",
+    "DualDelayError",
+    "EarlyStop",
+    "ExponentialSpeeds",
+    "FedBuff",
+    "FixedSpeeds",
+    "Job",
+    "Link",
+    "LocalSteps",
+    "Logistic",
+    "LognormalSpeeds",
+    "Network",
+    "Order",
+    "ParetoSpeeds",
+    "Problem",
+    "Quadratic",
+    "RecordedSpeeds",
+    "ReplayMismatch",
+    "Run",
+    "RunFailed",
+    "ShuffledASGD",
+    "SpeedModel",
+    "State",
+    "SyncSGD",
+    "Table",
+    "Trace",
+    "TruncatedNormalSpeeds",
+    "UniformASGD",
+    "VanillaASGD",
+    "again",
+    "aggregate",
+    "cancel",
+    "compare",
+    "delay_grids",
+    "join",
+    "label",
+    "leave",
+    "parse",
+    "replay",
+    "resume",
+    "send",
+    "simulate",
+    "wake",
+    "without_batchnorm",
+]

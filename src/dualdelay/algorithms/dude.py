@@ -1,0 +1,76 @@
+"""DuDe-ASGD: Wang, Sun, Wai and Zhang, "Dual-Delayed Asynchronous SGD for Arbitrarily Heterogeneous Data", 2024.
+
+The same update is IA2SGD (the paper's later name) and ACE (Chang et al., 2025). The letters are those of Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from ..core import AggregateState, Algorithm, Arrival, Orders, aggregate, require_one_of, require_whole, send
+from ..draws import Draws
+
+
+@dataclass(kw_only=True)
+class DuDeState(AggregateState):
+    missing: set[int]  # workers whose first gradient the first update waits for
+    waiting: list[int]  # workers that have reported since the last update, and idle
+
+
+@dataclass(frozen=True)
+class DuDe(Algorithm[DuDeState]):
+    """Every arrival replaces its worker's gradient in the average of all workers' latest gradients."""
+
+    wait_for: int = 1
+    """Workers per update (the paper's c): 1 is fully asynchronous, n is synchronous SGD."""
+    memory: Literal["server", "workers"] = "server"
+    """Where the last gradients live: a table at the server, or each at its worker, which sends differences."""
+    start: Literal["wait", "busy", "zeros"] = "wait"
+    """First update: wait for all workers (the paper), keep them busy meanwhile, or begin with zero gradients."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_whole("wait_for", self.wait_for, 1)
+        require_one_of("memory", self.memory, ("server", "workers"))
+        require_one_of("start", self.start, ("wait", "busy", "zeros"))
+
+    def init(self, x: Tensor, n: int, rng: Draws) -> DuDeState:
+        require_whole(f"wait_for (with {n} workers)", self.wait_for, 1, n)
+        missing = set() if self.start == "zeros" else set(range(n))
+        return DuDeState(weights=x, n=n, missing=missing, waiting=[], **aggregate(x, n, self.memory))
+
+    def step(self, s: DuDeState, a: Arrival) -> Orders:
+        s.take(a.worker, a.value)  # n g~ <- n g~ + (G_j - G~_j),  G~_j <- G_j
+        warming_up = bool(s.missing)
+        s.missing.discard(a.worker)
+        if warming_up and self.start == "busy":
+            return [send(a.worker)]
+        s.waiting.append(a.worker)
+        return self._update(s)
+
+    def _update(self, s: DuDeState) -> Orders:
+        if s.missing or len(s.waiting) < min(self.wait_for, s.n):
+            return []
+        s.descend(s.total, self.lr / s.n)  # w <- w - eta g~
+        ready, s.waiting = s.waiting, []
+        return [send(worker) for worker in ready]
+
+    def message(self, gradient: Tensor, held: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        if self.memory == "server":
+            return gradient, None
+        if held is None:
+            return gradient, gradient.double()
+        delta = (gradient - held).to(gradient.dtype)
+        return delta, held + delta  # what was sent, not what was meant: rounding is mended by the next message
+
+    def leave(self, s: DuDeState, worker: int, held: Tensor | None = None) -> Orders:
+        s.drop(worker, held)
+        s.missing.discard(worker)
+        s.waiting = [other for other in s.waiting if other != worker]
+        return self._update(s) if s.waiting else []
+
+    def join(self, s: DuDeState, worker: int) -> Orders:
+        return [send(worker)]

@@ -1,0 +1,257 @@
+"""The command line: dualdelay train | compare | resume | replay | list."""
+
+from __future__ import annotations
+
+import dataclasses
+import json as jsonlib
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from rich.console import Console
+
+from . import comparison as comparing
+from . import reports
+from . import run as running
+from .checkpoint import Folder, save_table
+from .config import REGISTRIES, label, parse
+from .core import BadInput, DualDelayError, nearest
+from .figures import draw
+from .progress import Watcher
+from .result import EarlyStop, Run, plain
+from .speeds import Link
+from .trace import Table
+
+Json = Annotated[bool, tyro.conf.arg(help="Print one line of JSON at the end, and the rest to standard error.")]
+
+
+@dataclasses.dataclass(frozen=True)
+class Common:
+    """What every simulation can be told."""
+
+    problem: str = "digits"
+    """What is trained, such as 'digits[workers=10,alpha=0.1]'. See: dualdelay list problems"""
+    speeds: str = "truncated_normal[std=1]"
+    """How fast the workers are, such as 'fixed[times=[1,2,4]]'. See: dualdelay list speeds"""
+    updates: int | None = None
+    """Stop after so many server updates."""
+    time: float | None = None
+    """Stop at this simulated time; arrivals at exactly that time count."""
+    folder: Path | None = None
+    """Where the run is kept, so that it can be resumed and replayed; by default a new folder under runs/."""
+    checkpoint_every: int | None = None
+    """Save after every so many updates; by default about twenty times in all."""
+    keep: int = 3
+    """How many checkpoints stay."""
+    evaluate_every: int | None = None
+    """Evaluate the model after every so many updates."""
+    evaluate_seconds: float | None = None
+    """Evaluate the model at every so many simulated seconds; by default fifty times in all."""
+    latency: float = 0.0
+    """Seconds that a message takes, whatever its size; the paper has none."""
+    bandwidth: float = math.inf
+    """Bytes per second at which messages travel; the paper has no limit."""
+    metric: str = "objective"
+    """What early stopping looks at."""
+    target: float | None = None
+    """Stop early when the metric is this good."""
+    patience: int | None = None
+    """Stop early after so many evaluations without a new best metric."""
+    bad: Literal["retry", "stop"] = "retry"
+    """What happens when a gradient is not finite: the worker tries again, or the run stops."""
+    start: Path | None = None
+    """Initial weights, a model.safetensors of an earlier run."""
+    json: bool = False
+    """Print one line of JSON at the end, and everything else to standard error."""
+
+    def options(self) -> dict[str, Any]:
+        """The arguments of ``simulate`` that these settings stand for."""
+        names = ("updates", "time", "checkpoint_every", "keep", "evaluate_every", "evaluate_seconds", "bad", "start")
+        early = self.target is not None or self.patience is not None
+        stop = EarlyStop(self.metric, self.target, self.patience) if early else None
+        return {name: getattr(self, name) for name in names} | {"stop": stop, "link": Link(self.latency, self.bandwidth)}
+
+
+def _free(name: str) -> Path:
+    """A folder under runs/ that does not exist yet."""
+    base = Path("runs") / name
+    return next(p for p in (base, *(base.with_name(f"{base.name}-{k}") for k in range(2, 10_000))) if not p.exists())
+
+
+def _problem_and_speeds(common: Common, seed: int) -> tuple[Any, Any]:
+    problem = parse("problem", common.problem, seed=seed)
+    return problem, parse("speeds", common.speeds, n=problem.workers, seed=seed)
+
+
+@contextmanager
+def _going_on_with(command: str) -> Iterator[None]:
+    """If the run is interrupted, say how to go on."""
+    try:
+        yield
+    except running.Interrupted as interrupt:
+        raise running.Interrupted(f"{interrupt}. Go on with: {command}") from None
+
+
+def _console(json: bool) -> Console:
+    return Console(stderr=json, highlight=False, markup=False, soft_wrap=True)
+
+
+def _finish(json: bool, command: str, **values: Any) -> None:
+    if json:
+        print(jsonlib.dumps({"command": command, **values}))
+
+
+def _draw(table: Table, path: Path, console: Console) -> str | None:
+    try:
+        draw(table, path)
+    except BadInput as error:  # no matplotlib: the numbers are there all the same
+        console.print(f"no figure: {error}")
+        return None
+    console.print(f"figure: {path}")
+    return str(path)
+
+
+def _report(run: Run, json: bool, command: str) -> None:
+    assert run.folder is not None
+    console, name = _console(json), label(run.algorithm)
+    for note in run.notes:
+        console.print(f"note: {note}; an older checkpoint was used.")
+    reports.print_run(run, console)
+    figure = _draw(comparing.tidy([(name, 0, run)]), run.folder / "figure.png", console)
+    console.print(f"folder: {run.folder}")
+    _finish(json, command, folder=str(run.folder), figure=figure, algorithm=name, **plain(run.summary()))
+
+
+def train(
+    algorithm: Annotated[tyro.conf.Positional[str], tyro.conf.arg(help="The method, such as 'dude[lr=0.05,wait_for=3]'.")],
+    common: tyro.conf.OmitArgPrefixes[Common],
+    seed: Annotated[int, tyro.conf.arg(help="Names split, minibatches, speeds and initial weights.")] = 0,
+) -> None:
+    """Train with one method on simulated workers of uneven speed.
+
+    Example: dualdelay train 'dude[lr=0.05]' --problem 'digits[workers=10,alpha=0.1]' --updates 2000
+    """
+    method = parse("algorithm", algorithm)
+    problem, speeds = _problem_and_speeds(common, seed)
+    folder = common.folder or _free(f"{comparing.slug(label(method))}-seed{seed}")
+    with (
+        _going_on_with(f"dualdelay resume {folder}"),
+        Watcher(label(method), common.updates, common.time) as watcher,
+    ):
+        run = running.simulate(method, problem, speeds, seed=seed, folder=folder, watch=(watcher,), **common.options())
+    _report(run, common.json, "train")
+
+
+def compare(
+    algorithms: Annotated[
+        tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(help="The methods, each such as 'dude[lr=0.05]'.")
+    ],
+    common: tyro.conf.OmitArgPrefixes[Common],
+    seeds: Annotated[tuple[int, ...], tyro.conf.arg(help="One run of each method for each seed.")] = (0,),
+) -> None:
+    """Train with several methods on the same data, speeds, initial weights and minibatches.
+
+    Example: dualdelay compare 'dude[lr=0.05]' 'vanilla[lr=0.05]' 'sync[lr=0.05]' --time 500 --seeds 0 1 2
+    """
+    methods = [parse("algorithm", text) for text in algorithms]
+    if not methods:
+        raise BadInput("no algorithm is given; name at least one, such as 'dude[lr=0.05]'. See: dualdelay list algorithms")
+    folder, console = common.folder or _free("compare"), _console(common.json)
+    ended = []
+    for seed in seeds:
+        problem, speeds = _problem_and_speeds(common, seed)
+        for method in methods:
+            with (
+                _going_on_with(f"the same command and --folder {folder}"),
+                Watcher(f"{label(method)} seed {seed}", common.updates, common.time) as watcher,
+            ):
+                options = {**common.options(), "watch": (watcher,), "folder": folder}
+                ended += list(comparing.runs([method], problem, speeds, seed=seed, **options))
+    table = comparing.tidy(ended)
+    save_table(folder / "comparison.parquet", table.columns)
+    reports.print_comparison(ended, console)
+    figure = _draw(table, folder / "comparison.png", console)
+    console.print(reports.sentence(ended))
+    rows = [{"algorithm": name, "seed": seed, **plain(run.summary())} for name, seed, run in ended]
+    _finish(common.json, "compare", folder=str(folder), figure=figure, runs=rows)
+
+
+def resume(
+    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(help="The run's folder.")],
+    updates: Annotated[int | None, tyro.conf.arg(help="A new total of server updates.")] = None,
+    time: Annotated[float | None, tyro.conf.arg(help="A new total of simulated time.")] = None,
+    json: Json = False,
+) -> None:
+    """Go on with a run that was stopped, killed or finished, from its last good checkpoint."""
+    config = Folder(folder).config()
+    totals = (config["updates"], config["time"]) if updates is None and time is None else (updates, time)
+    with _going_on_with(f"dualdelay resume {folder}"), Watcher(folder.name, *totals) as watcher:
+        run = running.resume(folder, updates, time, watch=(watcher,))
+    _report(run, json, "resume")
+
+
+def replay(
+    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(help="The folder of a finished run.")],
+    json: Json = False,
+) -> None:
+    """Recompute a finished run in its recorded order and check that every bit agrees."""
+    config = Folder(folder).config()
+    with Watcher(f"replay of {folder.name}", config["updates"], config["time"]) as watcher:
+        run = running.replay(folder, watch=(watcher,))
+    _console(json).print(
+        f"{folder}: {len(run.trace)} arrivals replayed; all {run.version} versions and the final weights are the same bits."
+    )
+    _finish(json, "replay", folder=str(folder), arrivals=len(run.trace), updates=run.version, same=True)
+
+
+def list_names(
+    what: Annotated[
+        tyro.conf.Positional[str], tyro.conf.arg(help="algorithms, problems, speeds, or the name of one of them.")
+    ] = "all",
+    json: Json = False,
+) -> None:
+    """Show the algorithms, problems and speed models there are; with a name, what it does and what it can be told."""
+    kinds = {"algorithms": "algorithm", "problems": "problem", "speeds": "speeds"}
+    known = {name: made for kind in kinds.values() for name, made in REGISTRIES[kind].items()}
+    console = _console(json)
+    if what in known:
+        reports.print_one(what, known[what], console)
+    elif what == "all" or what in kinds:
+        for heading, kind in kinds.items():
+            if what in ("all", heading):
+                reports.print_kind(heading, REGISTRIES[kind], console)
+        console.print("Name one for its settings, such as: dualdelay list dude")
+    else:
+        raise BadInput(f"there is nothing called {what!r}; {nearest(what, [*known, *kinds])}")
+    _finish(json, "list", **{heading: sorted(REGISTRIES[kind]) for heading, kind in kinds.items()})
+
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "train": train,
+    "compare": compare,
+    "resume": resume,
+    "replay": replay,
+    "list": list_names,
+}
+
+
+def main() -> None:
+    """Run the command line; exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    try:
+        tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="dualdelay", description=_ABOUT)
+    except DualDelayError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, BadInput) else 1)
+    except KeyboardInterrupt as interrupt:
+        print(f"interrupted{f': {interrupt}' if str(interrupt) else ''}", file=sys.stderr)
+        sys.exit(130)
+
+
+_ABOUT = """Asynchronous training over workers of uneven speed and unlike data.
+
+Every command takes --json for one machine-readable line at the end. Exit codes: 0 done, 1 failed (saved as far as it
+came), 2 bad input, 130 interrupted (and saved). Quote brackets: 'dude[lr=0.05]'."""

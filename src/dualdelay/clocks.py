@@ -1,0 +1,186 @@
+"""Who arrives next: by virtual time, or by the order of a recorded run."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from .core import BadInput, ReplayMismatch
+from .speeds import Link, SpeedModel
+from .trace import Trace
+
+
+class Change(NamedTuple):
+    """A worker that leaves or joins a simulated fleet at a given time; one that joins is absent before."""
+
+    kind: str  # "left" or "joined"
+    worker: int
+    time: float
+
+
+def leave(worker: int, time: float) -> Change:
+    """At that time the worker is gone, with the job it had."""
+    return Change("left", worker, time)
+
+
+def join(worker: int, time: float) -> Change:
+    """At that time the worker is there; if it has not left before, it was absent from the start."""
+    return Change("joined", worker, time)
+
+
+class Due(NamedTuple):
+    """What happens next; ``kind`` is arrival, wake, left, joined or rejected."""
+
+    time: float
+    kind: str
+    worker: int = -1
+    draw: int = -1
+    seconds: float = 0.0
+
+
+class Clock(Protocol):
+    """Decides what happens next in a local fleet."""
+
+    def begin(self, worker: int, draw: int, batches: int, size: int) -> None:
+        """A job was given to a worker; model and message have ``size`` bytes."""
+
+    def cancel(self, worker: int) -> None:
+        """The worker's jobs are no more."""
+
+    def wake(self, time: float) -> None:
+        """Something is to happen at that time."""
+
+    def peek(self) -> Due | None:
+        """What happens next, or None if nothing does."""
+
+    def pop(self) -> Due:
+        """Go there."""
+
+    def save(self) -> dict[str, Any]:
+        """Everything needed to go on later, as plain values."""
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Go on from what was saved."""
+
+
+class VirtualClock:
+    """A heap of what is due, by time and then by order of sending.
+
+    A worker does its jobs one after the other, so the time of each is known when it is sent.
+    """
+
+    def __init__(self, speeds: SpeedModel, link: Link | None = None, changes: Sequence[Change] = ()) -> None:
+        self.now = 0.0
+        self._speeds = speeds
+        self._link = link or Link()
+        self._free: dict[int, float] = {}  # when each worker has done all it has
+        self._heap: list[tuple[float, int, Due]] = []
+        self._sent = 0
+        self._lost: set[tuple[int, int]] = set()  # cancelled jobs that are still in the heap
+        self._jobs: dict[int, list[int]] = {}  # each worker's draws that are in the heap
+        for change in changes:
+            self._check(change)
+            self._push(Due(change.time, change.kind, change.worker))
+        joined_first = {c.worker: c.kind for c in sorted(changes, key=lambda c: c.time, reverse=True)}
+        for worker in sorted(worker for worker, kind in joined_first.items() if kind == "joined"):
+            self._push(Due(0.0, "left", worker))
+
+    def _check(self, change: Change) -> None:
+        if change.kind not in ("left", "joined") or not 0 <= change.worker < self._speeds.n or not change.time >= 0:
+            raise BadInput(
+                f"change {tuple(change)} does not fit; expected dd.leave(worker, time) or dd.join(worker, time) with a "
+                f"worker in 0..{self._speeds.n - 1} and a time of zero or more."
+            )
+
+    def _push(self, due: Due) -> None:
+        heapq.heappush(self._heap, (due.time, self._sent, due))
+        self._sent += 1
+
+    def begin(self, worker: int, draw: int, batches: int, size: int) -> None:
+        travel = self._link.seconds(size)
+        start = max(self.now + travel, self._free.get(worker, 0.0))
+        seconds = self._speeds.job(worker, draw, start, batches)
+        self._free[worker] = start + seconds
+        self._jobs.setdefault(worker, []).append(draw)
+        self._push(Due(start + seconds + travel, "arrival", worker, draw, seconds))
+
+    def cancel(self, worker: int) -> None:
+        self._lost.update((worker, draw) for draw in self._jobs.pop(worker, ()))
+        self._free.pop(worker, None)
+
+    def wake(self, time: float) -> None:
+        self._push(Due(max(time, self.now), "wake"))
+
+    def peek(self) -> Due | None:
+        while self._heap:
+            due = self._heap[0][2]
+            if due.kind != "arrival" or (due.worker, due.draw) not in self._lost:
+                return due
+            self._lost.remove((due.worker, due.draw))
+            heapq.heappop(self._heap)
+        return None
+
+    def pop(self) -> Due:
+        due = heapq.heappop(self._heap)[2]
+        self.now = due.time
+        if due.kind == "arrival":
+            self._jobs[due.worker].remove(due.draw)
+        return due
+
+    def save(self) -> dict[str, Any]:
+        heap = [[sent, *due] for _, sent, due in self._heap if (due.worker, due.draw) not in self._lost]
+        return {"now": self.now, "sent": self._sent, "free": list(self._free.items()), "heap": sorted(heap)}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        self.now, self._sent = saved["now"], saved["sent"]
+        self._free = dict(map(tuple, saved["free"]))
+        self._heap = [(row[1], row[0], Due(*row[1:])) for row in saved["heap"]]
+        heapq.heapify(self._heap)
+        self._lost, self._jobs = set(), {}
+        for _, _, due in sorted(self._heap):
+            if due.kind == "arrival":
+                self._jobs.setdefault(due.worker, []).append(due.draw)
+
+
+class RecordedClock:
+    """The order of an earlier run: whatever is begun or cancelled, the next row of the trace is what happens next."""
+
+    def __init__(self, trace: Trace) -> None:
+        arrivals = zip(trace.time.tolist(), trace.worker.tolist(), trace.draw.tolist(), trace.seconds.tolist(), strict=True)
+        rows = [Due(time, "arrival", worker, draw, seconds) for time, worker, draw, seconds in arrivals]
+        for event in reversed(trace.events):
+            rows.insert(event["row"], Due(event["time"], event["kind"], event["worker"], event["draw"]))
+        self._rows = rows
+        self._next = 0
+        self._begun: set[tuple[int, int]] = set()
+
+    def begin(self, worker: int, draw: int, batches: int, size: int) -> None:
+        self._begun.add((worker, draw))
+
+    def cancel(self, worker: int) -> None:
+        self._begun = {job for job in self._begun if job[0] != worker}
+
+    def wake(self, time: float) -> None:
+        """Recorded wakes come as they came."""
+
+    def peek(self) -> Due | None:
+        return self._rows[self._next] if self._next < len(self._rows) else None
+
+    def pop(self) -> Due:
+        due = self._rows[self._next]
+        self._next += 1
+        if due.kind in ("arrival", "rejected"):
+            if (due.worker, due.draw) not in self._begun:
+                raise ReplayMismatch(
+                    f"the record says that job {due.draw} of worker {due.worker} arrived at time {due.time:g}, but the "
+                    "replayed server had not given it that job: the algorithm or its settings are not the recorded ones."
+                )
+            self._begun.remove((due.worker, due.draw))
+        return due
+
+    def save(self) -> dict[str, Any]:
+        return {"next": self._next, "begun": sorted(self._begun)}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        self._next, self._begun = saved["next"], set(map(tuple, saved["begun"]))

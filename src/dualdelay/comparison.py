@@ -1,0 +1,82 @@
+"""Several methods on the same problem, speeds, initial weights and minibatches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .config import label
+from .core import Algorithm, BadInput, Problem
+from .result import Run
+from .run import simulate
+from .speeds import SpeedModel
+from .trace import Table
+
+
+def compare(
+    algorithms: Sequence[Algorithm[Any]] | Mapping[str, Algorithm[Any]],
+    problem: Problem,
+    speeds: SpeedModel,
+    *,
+    seeds: Sequence[int] | None = None,
+    folder: str | Path | None = None,
+    **options: Any,
+) -> Table:
+    """Simulate every algorithm with every seed and give one tidy table: a row for each evaluation of each run.
+
+    A seed names split, minibatches, noise, speeds and initial weights alike; without ``seeds`` problem and speeds are
+    taken as they are. ``options`` are those of ``simulate``. With a ``folder`` each run has one of its own in it, and
+    what is there already is not computed again.
+    """
+    return tidy(list(runs(algorithms, problem, speeds, seeds=seeds, folder=folder, **options)))
+
+
+Ended = tuple[str, int, Run]  # label, seed and run
+
+
+def tidy(ended: Sequence[Ended]) -> Table:
+    """One table of all evaluations of all runs, each row with its algorithm and seed."""
+    sizes = [len(run.metrics) for _, _, run in ended]
+    names = {"algorithm": np.repeat([name for name, _, _ in ended], sizes)}
+    seeds = {"seed": np.repeat([seed for _, seed, _ in ended], sizes)}
+    columns = {name: np.concatenate([run.metrics[name] for _, _, run in ended]) for name in ended[0][2].metrics}
+    return Table({**names, **seeds, **columns})
+
+
+def slug(text: str) -> str:
+    """A label as part of a folder's name, without what means something to a shell."""
+    return re.sub(r"[^A-Za-z0-9_.=-]+", "-", text).strip("-")
+
+
+def runs(
+    algorithms: Sequence[Algorithm[Any]] | Mapping[str, Algorithm[Any]],
+    problem: Problem,
+    speeds: SpeedModel,
+    *,
+    seeds: Sequence[int] | None = None,
+    folder: str | Path | None = None,
+    **options: Any,
+) -> Iterator[Ended]:
+    """The runs of a comparison, one after the other: label, seed and run."""
+    named = dict(algorithms) if isinstance(algorithms, Mapping) else {label(method): method for method in algorithms}
+    if not named or len(named) != len(algorithms):
+        raise BadInput(f"the algorithms are {[label(a) for a in algorithms]}; expected at least one, each only once.")
+    if seeds is not None and len(seeds) == 0:
+        raise BadInput("seeds is empty; expected at least one whole number.")
+    for seed in [options.pop("seed", 0)] if seeds is None else seeds:
+        mine, pace = (problem, speeds) if seeds is None else (problem.reseeded(seed), reseeded(speeds, seed))
+        for name, method in named.items():
+            place = None if folder is None else Path(folder) / f"{slug(name)}-seed{seed}"
+            yield name, seed, simulate(method, mine, pace, seed=seed, folder=place, go_on=True, **options)
+
+
+def reseeded(speeds: SpeedModel, seed: int) -> SpeedModel:
+    """The speed model with another seed, if it has one."""
+    if is_dataclass(speeds) and any(field.name == "seed" for field in fields(speeds)):
+        return replace(speeds, seed=seed)
+    return speeds

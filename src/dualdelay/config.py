@@ -1,0 +1,160 @@
+"""The names of things: ``dude[lr=0.05,wait_for=3]`` on the shell, {"name": "dude", "lr": 0.05} in a run's folder."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from .algorithms import ALGORITHMS
+from .core import BadInput, nearest
+from .problems import PROBLEMS
+from .speeds import SPEEDS, Link
+
+REGISTRIES: dict[str, dict[str, Any]] = {
+    "algorithm": ALGORITHMS,
+    "problem": PROBLEMS,
+    "speeds": SPEEDS,
+    "link": {"link": Link},
+}
+
+
+def parameters(kind: Any) -> dict[str, inspect.Parameter]:
+    """What a class takes, by name."""
+    return {name: p for name, p in inspect.signature(kind).parameters.items() if p.kind is not p.VAR_KEYWORD}
+
+
+def build(kind: str, name: str, values: Mapping[str, Any]) -> Any:
+    """Make the algorithm, problem or speed model of that name."""
+    registry = REGISTRIES[kind]
+    if name not in registry:
+        raise BadInput(f"there is no {kind} {name!r}; {nearest(name, registry)}")
+    known = parameters(registry[name])
+    for key in values:
+        if key not in known:
+            raise BadInput(f"{name} has no parameter {key!r}; {nearest(key, known)}")
+    lacking = [key for key, p in known.items() if p.default is p.empty and key not in values]
+    if lacking:
+        raise BadInput(f"{name} needs {', '.join(lacking)}: write {name}[{','.join(f'{key}=...' for key in lacking)}].")
+    try:
+        return registry[name](**values)
+    except TypeError as error:
+        raise BadInput(f"{name} cannot be made from {dict(values)}: {error}") from None
+
+
+def parse(kind: str, text: str, **defaults: Any) -> Any:
+    """Make what a text such as ``dude[lr=0.05]`` names; ``defaults`` fill in what it has and the text leaves out."""
+    name, bracket, rest = text.strip().partition("[")
+    if bracket and not rest.endswith("]"):
+        raise BadInput(f"{text!r} has an open bracket; expected {name}[parameter=value,...].")
+    values: dict[str, Any] = {}
+    for part in _split(rest[:-1]):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise BadInput(f"{part!r} in {text!r} is no setting; expected parameter=value.")
+        values[key.strip()] = _value(value.strip())
+    if name in REGISTRIES[kind]:
+        known = parameters(REGISTRIES[kind][name])
+        values = {key: value for key, value in defaults.items() if key in known} | values
+    return build(kind, name, values)
+
+
+def _split(text: str) -> list[str]:
+    """The parts between commas that stand in no bracket."""
+    parts, depth, part = [], 0, ""
+    for character in text:
+        depth += (character in "[(") - (character in "])")
+        if character == "," and depth == 0:
+            parts.append(part)
+            part = ""
+        else:
+            part += character
+    return [part for part in (*parts, part) if part.strip()]
+
+
+def _value(text: str) -> Any:
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        pass
+    name = text.partition("[")[0]
+    for kind, registry in REGISTRIES.items():
+        if name in registry and "[" in text:
+            return parse(kind, text)
+    return text
+
+
+def settings(thing: Any) -> dict[str, Any]:
+    """What builds a thing again, by parameter; {} if it cannot say."""
+    if dataclasses.is_dataclass(thing):
+        return {f.name: getattr(thing, f.name) for f in dataclasses.fields(thing) if f.init}
+    return dict(getattr(thing, "settings", {}))
+
+
+def describe(thing: Any) -> dict[str, Any]:
+    """A thing as plain values: its name and settings, or for a class that is not in our tables its Python name alone."""
+    for registry in REGISTRIES.values():
+        for name, known in registry.items():
+            if type(thing) is known:
+                try:
+                    return {"name": name} | {key: _plain(value) for key, value in settings(thing).items()}
+                except TypeError:
+                    break  # it was made from something that has no name
+    return {"class": type(thing).__qualname__}
+
+
+def _plain(value: Any) -> Any:
+    if any(type(value) is known for registry in REGISTRIES.values() for known in registry.values()):
+        description = describe(value)
+        if "name" not in description:
+            raise TypeError(f"a {type(value).__name__} has no name")
+        return description
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"a {type(value).__name__} has no name")
+
+
+def rebuild(kind: str, description: Mapping[str, Any]) -> Any:
+    """The thing that was described."""
+    if "name" not in description:
+        raise BadInput(
+            f"the recorded {kind} is a {description.get('class')}, which cannot be built from its name. Pass it again "
+            f"({kind}=...), or add its class to the table of that kind before."
+        )
+    values = {key: _rebuilt(value) for key, value in description.items() if key != "name"}
+    return build(kind, description["name"], values)
+
+
+def _rebuilt(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        for kind, registry in REGISTRIES.items():
+            if value.get("name") in registry:
+                return rebuild(kind, value)
+    return value
+
+
+def label(thing: Any) -> str:
+    """The short text for legends and tables: the name, and the settings that are not the defaults."""
+    description = describe(thing)
+    name = str(description.get("name", description.get("class")))
+    known = parameters(type(thing))
+    shown = {key: value for key, value in settings(thing).items() if key in known and value != known[key].default}
+    inside = ",".join(f"{key}={_text(value)}" for key, value in shown.items())
+    return f"{name}[{inside}]" if inside else name
+
+
+def _text(value: Any) -> str:
+    try:
+        return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+    except TypeError:
+        return label(value)

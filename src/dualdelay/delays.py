@@ -1,0 +1,89 @@
+"""The two delays of the paper, derived from the versions in a trace.
+
+In iteration t, the update that makes version t, worker i's gradient in use was taken at version u_i(t). Its model delay is
+tau_i(t) = t - u_i(t), at least 1; its data delay d_i(t) is the number of iterations since it was first used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .trace import Trace
+
+Grid = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Delays:
+    """How stale the gradients of a run were."""
+
+    tau_max: int
+    """The largest model delay of any gradient in use."""
+    tau_avg: float
+    """The mean model delay over workers and iterations 1..T-1; for methods without memory, over arrivals."""
+    arrival_max: int
+    """The largest model delay of a gradient at its first use."""
+    arrival_avg: float
+    """The mean model delay of a gradient at its first use."""
+
+
+def used_in(trace: Trace) -> Grid:
+    """For each arrival, the iteration that first used it; one beyond the last iteration if none did yet."""
+    after = trace.after.astype(np.int64)
+    updates = np.flatnonzero(np.diff(after, prepend=0) > 0)
+    following = np.searchsorted(updates, np.arange(len(after)))
+    iterations = np.append(after[updates], (after[-1] if len(after) else 0) + 1)
+    return iterations[following]
+
+
+def delays(trace: Trace, *, remembers: bool) -> Delays:
+    """Summarise a run's delays; ``remembers`` says whether its method goes on using gradients after their first use."""
+    used = used_in(trace)
+    last = int(trace.after[-1]) if len(trace) else 0
+    counted = used <= last
+    first = (used - trace.version)[counted]
+    if not len(first):
+        return Delays(0, 0.0, 0, 0.0)
+    arrival_max, arrival_avg = int(first.max()), float(first.mean())
+    if not remembers:
+        return Delays(arrival_max, arrival_avg, arrival_max, arrival_avg)
+    begin, taken, end = _segments(trace, used, last)
+    until = np.minimum(end, max(last - 1, 1))  # the paper's mean is over t = 1..T-1
+    count = np.maximum(until - begin + 1, 0)  # iterations begin..until use a gradient taken at version `taken`
+    sums = (begin + until) * count // 2 - taken * count
+    return Delays(int((end - taken).max()), float(sums.sum() / count.sum()), arrival_max, arrival_avg)
+
+
+def _segments(trace: Trace, used: Grid, last: int) -> tuple[Grid, Grid, Grid]:
+    """For each gradient that was used: its first iteration, its version, its last iteration."""
+    left = [(event["worker"], event["after"]) for event in trace.events if event["kind"] == "left"]
+    worker = np.concatenate([trace.worker, np.array([w for w, _ in left], dtype=np.int64)])
+    begin = np.concatenate([used, np.array([after + 1 for _, after in left], dtype=np.int64)])
+    taken = np.concatenate([trace.version, np.full(len(left), -1)])  # -1: nothing of this worker is in use any more
+    order = np.lexsort((np.arange(len(worker)), begin, worker))
+    worker, begin, taken = worker[order], begin[order], taken[order]
+    end = np.full(len(worker), last)
+    same = worker[1:] == worker[:-1]
+    end[:-1][same] = np.minimum(begin[1:][same] - 1, last)
+    kept = (taken >= 0) & (begin <= end)
+    return begin[kept], taken[kept], end[kept]
+
+
+def delay_grids(trace: Trace, workers: int) -> tuple[Grid, Grid]:
+    """tau_i(t) and d_i(t) for every iteration t = 1..T (rows) and worker i (columns); -1 where i is not in use.
+
+    This takes T x n memory; ``delays`` does not.
+    """
+    used = used_in(trace)
+    last = int(trace.after[-1]) if len(trace) else 0
+    tau, data = np.full((last, workers), -1), np.full((last, workers), -1)
+    for worker in range(workers):
+        mine = trace.worker == worker
+        part = Trace({name: trace[name][mine] for name in trace}, [e for e in trace.events if e["worker"] == worker])
+        for begin, taken, end in zip(*_segments(part, used[mine], last), strict=True):
+            t = np.arange(begin, end + 1)
+            tau[t - 1, worker], data[t - 1, worker] = t - taken, t - begin
+    return tau, data

@@ -1,0 +1,76 @@
+"""Pictures of runs. The only file that imports matplotlib."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .checkpoint import write
+from .core import BadInput
+from .trace import Table
+
+# Okabe and Ito's colours, told apart by people with any kind of colour vision; a method has the same one everywhere.
+COLOURS = {
+    "dude": "#0072B2",
+    "vanilla": "#D55E00",
+    "sync": "#000000",
+    "fedbuff": "#009E73",
+    "mifa": "#CC79A7",
+    "uniform": "#E69F00",
+    "shuffled": "#56B4E9",
+    "siag": "#8C6D31",
+}
+_OTHER = "#7F7F7F"
+_STYLES = ("-", "--", ":", "-.")
+
+
+def style(label: str, seen: dict[str, int]) -> dict[str, Any]:
+    """A curve's look: the method's colour, and another kind of line for each further variant of it."""
+    name = label.partition("[")[0]
+    seen[name] = seen.get(name, -1) + 1
+    return {"color": COLOURS.get(name, _OTHER), "linestyle": _STYLES[seen[name] % len(_STYLES)], "linewidth": 1.8}
+
+
+def draw(table: Table, path: Path) -> Path:
+    """The objective and, where there is one, the accuracy against simulated time: the mean over seeds with its range."""
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError:
+        raise BadInput("figures need matplotlib, which is not installed: pip install 'dualdelay[plots]'.") from None
+    columns = [("objective", "objective F (mean over workers)")]
+    if any(math.isfinite(value) for value in table.accuracy):
+        columns.append(("accuracy", "test accuracy"))
+    figure, axes = plt.subplots(1, len(columns), figsize=(5.2 * len(columns), 3.8), squeeze=False, layout="constrained")
+    for axis, (column, title) in zip(axes[0], columns, strict=True):
+        seen: dict[str, int] = {}
+        for label in dict.fromkeys(table.algorithm.tolist()):
+            rows = table.algorithm == label
+            curves = [
+                (table.time[rows & (table.seed == s)], table[column][rows & (table.seed == s)]) for s in set(table.seed)
+            ]
+            grid = np.unique(np.concatenate([times for times, _ in curves]))
+            grid = grid[grid <= min(times[-1] for times, _ in curves)]
+            # between two evaluations the model of the earlier one stands
+            values = np.stack([c[np.searchsorted(t, grid, side="right") - 1] for t, c in curves])
+            look = style(label, seen)
+            axis.plot(grid, values.mean(0), label=label, **look)
+            if len(curves) > 1:
+                axis.fill_between(grid, values.min(0), values.max(0), color=look["color"], alpha=0.15, linewidth=0)
+        axis.set_xlabel("simulated time")
+        axis.set_ylabel(title)
+        axis.grid(alpha=0.3)
+        if column == "objective" and np.nanmin(table[column]) > 0:
+            axis.set_yscale("log")
+    axes[0][0].legend(frameon=False, fontsize=9)
+    for side in ("top", "right"):
+        for axis in axes[0]:
+            axis.spines[side].set_visible(False)
+    sink = io.BytesIO()
+    figure.savefig(sink, format="png", dpi=150, metadata={"Software": None})
+    plt.close(figure)
+    write(path, sink.getvalue())
+    return path

@@ -1,0 +1,180 @@
+"""The fold: arrivals in, orders out, with everything written down on the way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from torch import Tensor
+
+from .clocks import Clock, Due
+from .core import Algorithm, Arrival, BadInput, DualDelayError, Problem, RunFailed, State, again, checksum, is_finite
+from .draws import Draws
+from .fleets import LocalFleet
+from .trace import Recorder, Table
+
+Metric = Callable[[Any], float]
+
+NAMES = ("time", "version", "objective", "pooled_loss", "accuracy", "gradient_norm")
+_IN_A_ROW = 10  # rejected values from one worker before the run gives up
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When the model is evaluated, off the clock: after every so many updates, and at every so many simulated seconds."""
+
+    updates: int | None = None
+    seconds: float | None = None
+
+
+class Loop:
+    """A run under way: an algorithm's state, the fleet that serves it, and the record of both."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm[Any],
+        problem: Problem,
+        clock: Clock,
+        x: Tensor,
+        *,
+        seed: int = 0,
+        schedule: Schedule | None = None,
+        metrics: Mapping[str, Metric] | None = None,
+        bad: str = "retry",
+    ) -> None:
+        self.algorithm, self.problem, self.clock = algorithm, problem, clock
+        self.state: State = algorithm.init(x, problem.workers, Draws(seed, "server"))
+        self.fleet = LocalFleet(problem, clock, algorithm.message)
+        self.recorder = Recorder()
+        self.rows: list[dict[str, float]] = []
+        self._schedule, self._metrics, self._bad = schedule, dict(metrics or {}), bad
+        self._ticks = 0  # evaluations by simulated time so far
+        self._streaks: dict[int, int] = {}  # rejected values in a row, by worker
+        self._checksum = (-1, 0)  # of the newest version seen
+
+    @property
+    def table(self) -> Table:
+        """The evaluations so far."""
+        return Table.of(self.rows, (*NAMES, *self._metrics))
+
+    @property
+    def rejected(self) -> int:
+        """Values that were not absorbed because they were not finite or had the wrong shape."""
+        return sum(event["kind"] == "rejected" for event in self.recorder.events)
+
+    def begin(self) -> None:
+        """Evaluate the start and give out the first jobs."""
+        if self._schedule is not None:
+            self.rows.append(self.evaluate(0.0))
+            if not math.isfinite(self.rows[0]["objective"]):
+                raise BadInput(
+                    f"the objective at the start is {self.rows[0]['objective']}; expected a finite number. Look at the "
+                    "data, the loss and the initial weights."
+                )
+        self.fleet.carry_out(self.algorithm.first(self.state), self.state.version, self.state.x)
+
+    def evaluate(self, time: float) -> dict[str, float]:
+        """A row of metrics about the current model."""
+        x = self.state.x
+        row = {"time": time, "version": self.state.version, **self.problem.evaluate(x)}
+        if self._metrics:
+            model = self.problem.model(x)
+            row |= {name: float(metric(model)) for name, metric in self._metrics.items()}
+        return row
+
+    def evaluate_before(self, time: float) -> None:
+        """Evaluate at the scheduled moments that lie before ``time``: nothing more can arrive by then."""
+        seconds = self._schedule.seconds if self._schedule else None
+        while seconds is not None and (self._ticks + 1) * seconds < time:
+            self._ticks += 1
+            self.rows.append(self.evaluate(self._ticks * seconds))
+
+    def advance(self) -> Arrival | None:
+        """Go to what happens next; returns the arrival if one was absorbed."""
+        due, s = self.clock.pop(), self.state
+        if due.kind in ("left", "joined"):
+            self._change(due)
+            return None
+        a = self._compute(due)
+        if a.job is None:
+            orders = self.algorithm.step(s, a)
+            self.recorder.event("wake", a.time, s.version)
+        elif a.value.shape != s.weights.shape or not is_finite(a.value):
+            self._reject(a)
+            return None
+        else:
+            before = s.version
+            orders = self.algorithm.step(s, a)
+            self.fleet.accept(a)
+            self._streaks.pop(a.worker, None)
+            self.recorder.arrival(a, s.version, self._fingerprint(a.value))
+            every = self._schedule.updates if self._schedule else None
+            if every is not None and s.version != before and s.version % every == 0:
+                self.rows.append(self.evaluate(a.time))
+        if orders:
+            self.fleet.carry_out(orders, s.version, s.x)
+        return a if a.job is not None else None
+
+    def _compute(self, due: Due) -> Arrival:
+        try:
+            return self.fleet.arrival(due)
+        except DualDelayError:
+            raise
+        except Exception as error:
+            raise RunFailed(f"worker {due.worker} could not compute its job number {due.draw}: {error}") from error
+
+    def _change(self, due: Due) -> None:
+        s = self.state
+        if due.kind == "left":
+            orders = self.algorithm.leave(s, due.worker, self.fleet.depart(due.worker))
+        else:
+            orders = self.algorithm.join(s, due.worker)
+        self.recorder.event(due.kind, due.time, s.version, due.worker)
+        self.fleet.carry_out(orders, s.version, s.x)
+
+    def _reject(self, a: Arrival) -> None:
+        assert a.job is not None
+        self.recorder.event("rejected", a.time, self.state.version, *a.job)
+        streak = self._streaks[a.worker] = self._streaks.get(a.worker, 0) + 1
+        if self._bad == "stop" or streak == _IN_A_ROW:
+            shape, expected = tuple(a.value.shape), tuple(self.state.weights.shape)
+            what = "values that are not finite" if shape == expected else f"shape {shape}, expected {expected}"
+            raise RunFailed(
+                f"worker {a.worker} sent a gradient with {what} (job number {a.job.draw} at version {a.job.version}"
+                f"{f', the {streak}th in a row' if streak > 1 else ''}). Nothing of it was used. Lower lr, or look at that "
+                "worker's data."
+            )
+        self.fleet.carry_out([again(a.worker)], self.state.version, self.state.x)
+
+    def _fingerprint(self, value: Tensor) -> int:
+        version, known = self._checksum
+        if version != self.state.version:
+            known = checksum(self.state.weights)
+            self._checksum = (self.state.version, known)
+        return ((checksum(value) * 31 + known + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63)
+
+    def save(self) -> dict[str, Any]:
+        """Everything needed to go on later, as plain values and tensors."""
+        state = {f.name: getattr(self.state, f.name) for f in fields(self.state)}
+        return {
+            "arrivals": len(self.recorder),
+            "state": {name: value for name, value in state.items() if not isinstance(value, Draws)},
+            "fleet": self.fleet.save(),
+            "events": self.recorder.events,
+            "metrics": self.rows,
+            "ticks": self._ticks,
+            "streaks": list(self._streaks.items()),
+        }
+
+    def load(self, saved: Mapping[str, Any], rows: Mapping[str, Any]) -> None:
+        """Go on from what was saved, with the trace's rows up to there."""
+        for name, value in saved["state"].items():
+            setattr(self.state, name, value)
+        self.fleet.load(saved["fleet"])
+        if rows:
+            self.recorder.extend(rows)
+        self.recorder.events = saved["events"]
+        self.rows, self._ticks = saved["metrics"], saved["ticks"]
+        self._streaks = dict(saved["streaks"])

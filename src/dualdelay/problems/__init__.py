@@ -1,0 +1,21 @@
+"""What is trained: exact test problems, any torch module, and data sets split over workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .batchnorm import without_batchnorm
+from .digits import Digits
+from .local_steps import LocalSteps
+from .logistic import Logistic
+from .network import Network
+from .quadratic import Quadratic
+
+PROBLEMS: dict[str, Any] = {
+    "quadratic": Quadratic,
+    "logistic": Logistic,
+    "digits": Digits,
+    "local_steps": LocalSteps,
+}
+
+__all__ = ["PROBLEMS", "Digits", "LocalSteps", "Logistic", "Network", "Quadratic", "without_batchnorm"]

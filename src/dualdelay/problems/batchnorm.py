@@ -1,0 +1,44 @@
+"""BatchNorm keeps running statistics that are no weights, so every worker would have its own; GroupNorm keeps none."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ..core import BadInput
+
+
+def refuse_batchnorm(module: nn.Module) -> None:
+    """Raise an error that says how to convert a model with BatchNorm."""
+    names = [name or type(part).__name__ for name, part in module.named_modules() if isinstance(part, _BatchNorm)]
+    if names:
+        raise BadInput(
+            f"the model has BatchNorm layers ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''}): their running "
+            "statistics are no weights, and each worker would have its own. Convert it: dd.without_batchnorm(model)."
+        )
+
+
+def without_batchnorm(module: nn.Module, groups: int = 32) -> nn.Module:
+    """A copy of a model in which GroupNorm stands for BatchNorm: at most ``groups`` groups, a divisor of the channels.
+
+    Scale and shift are taken over; the statistics are not, so a trained model needs to be trained on.
+    """
+    converted = copy.deepcopy(module)
+    if isinstance(converted, _BatchNorm):
+        return _group_norm(converted, groups)
+    for parent in list(converted.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, _BatchNorm):
+                setattr(parent, name, _group_norm(child, groups))
+    return converted
+
+
+def _group_norm(norm: _BatchNorm, groups: int) -> nn.GroupNorm:
+    channels = norm.num_features
+    new = nn.GroupNorm(math.gcd(groups, channels), channels, eps=norm.eps, affine=norm.affine)
+    if norm.affine:
+        new.load_state_dict({"weight": norm.weight, "bias": norm.bias})
+    return new

@@ -1,0 +1,96 @@
+"""What every problem with data shares: shards, the names of minibatches, and the objective's weights."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from ..core import BadInput, require_one_of, require_whole
+from ..draws import Draws
+
+
+class Shard:
+    """One worker's own data: a pair of tensors (inputs, targets) or a map-style dataset of such pairs."""
+
+    def __init__(self, data: Any, name: str) -> None:
+        pair = tuple(data) if isinstance(data, (tuple, list)) and len(data) == 2 else ()
+        if pair and all(isinstance(part, Tensor) for part in pair):
+            if len(pair[0]) != len(pair[1]):
+                raise BadInput(f"{name} has {len(pair[0])} inputs and {len(pair[1])} targets; expected as many.")
+            self._pair: tuple[Tensor, Tensor] | None = pair
+        elif hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, (tuple, list, Tensor)):
+            self._pair, self._dataset = None, data
+        else:
+            raise BadInput(
+                f"{name} is a {type(data).__name__}; expected a pair of tensors (inputs, targets) or a dataset with "
+                "__len__ and __getitem__ that gives such pairs."
+            )
+        self.size = len(pair[0]) if pair else len(data)
+        if self.size == 0:
+            raise BadInput(f"{name} is empty; give every worker at least one sample, or leave that worker out.")
+
+    def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """These samples as tensors."""
+        if self._pair is not None:
+            return self._pair[0][rows], self._pair[1][rows]
+        inputs, targets = default_collate([self._dataset[row] for row in rows.tolist()])
+        return inputs, targets
+
+    def chunks(self, size: int = 1024) -> list[Tensor]:
+        """The numbers of all samples, in order, in pieces."""
+        return list(torch.split(torch.arange(self.size), size))
+
+    def digest(self, into: Any) -> None:
+        """Add the data to a hash; of a dataset its length and three samples."""
+        into.update(str(self.size).encode())
+        rows = torch.tensor([0, self.size // 2, self.size - 1])
+        for tensor in self._pair if self._pair is not None else self.batch(rows):
+            into.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+            into.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+class Minibatches:
+    """Which samples make up each job, and how much each worker's function counts."""
+
+    def __init__(
+        self, sizes: Sequence[int], batch_size: int | Sequence[int], seed: int, replacement: bool, weights: str
+    ) -> None:
+        require_one_of("weights", weights, ("equal", "samples"))
+        batches = [batch_size] * len(sizes) if isinstance(batch_size, int) else list(batch_size)
+        if len(batches) != len(sizes):
+            raise BadInput(f"batch_size has {len(batches)} numbers; expected one, or {len(sizes)}, one for each worker.")
+        for worker, (size, batch) in enumerate(zip(sizes, batches, strict=True)):
+            require_whole(f"batch_size of worker {worker}", batch, 1)
+            if batch > size and not replacement:
+                raise BadInput(
+                    f"worker {worker} has {size} samples, fewer than its batch of {batch}, and replacement=False; "
+                    "take a smaller batch or draw with replacement."
+                )
+        self.sizes, self._batches, self._replacement = list(sizes), batches, replacement
+        self._draws = Draws(seed, "minibatch")
+        self.scales = [1.0] * len(sizes)  # each F_i's factor in F = (1/n) sum_i scale_i F_i
+        if weights == "samples":
+            self.scales = [len(sizes) * size / sum(sizes) for size in sizes]
+
+    def indices(self, worker: int, draw: int) -> Tensor:
+        """The samples of a job, as positions in the worker's own data."""
+        size, batch = self.sizes[worker], self._batches[worker]
+        if self._replacement:
+            return torch.from_numpy(self._draws.integers(size, batch, worker, draw))
+        return torch.from_numpy(self._draws.permutation(size, worker, draw)[:batch])
+
+    def objectives(self, losses: Sequence[float]) -> dict[str, float]:
+        """The two means of the workers' losses: F, and the loss over all samples pooled."""
+        objective = sum(scale * loss for scale, loss in zip(self.scales, losses, strict=True)) / len(losses)
+        pooled = sum(size * loss for size, loss in zip(self.sizes, losses, strict=True)) / sum(self.sizes)
+        return {"objective": objective, "pooled_loss": pooled}
+
+
+def digest(*parts: Any) -> Any:
+    """A hash of plain values, to be fed with data."""
+    return hashlib.sha256(repr(parts).encode())

@@ -1,0 +1,68 @@
+"""Scikit-learn's handwritten digits: 1,797 images of 8 x 8, in its package, so that nothing is downloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from ..core import BadInput, require_whole
+from ..draws import Draws
+from .network import Network
+from .splits import split_samples
+
+
+class Digits(Network):
+    """Handwritten digits split over workers that see unlike classes, with a small two-layer network.
+
+    workers: how many.
+    alpha: concentration of the Dirichlet split; the smaller, the more unlike the workers.
+    seed: names the split and the minibatches.
+    split: "dirichlet" (the paper's rule), "iid", "label", or a list of sample numbers for each worker.
+    empty: what to do when the split leaves a worker with too little: "resample", "drop" or "error".
+    minimum: the least samples per worker when resampling.
+    batch_size: samples per gradient.
+    hidden: width of the hidden layer.
+    weights: whether workers count "equal" in F or by their "samples".
+    """
+
+    def __init__(
+        self,
+        workers: int = 10,
+        alpha: float = 0.1,
+        seed: int = 0,
+        split: str | Sequence[Sequence[int]] = "dirichlet",
+        empty: str = "resample",
+        minimum: int = 10,
+        batch_size: int = 64,
+        hidden: int = 64,
+        weights: str = "equal",
+    ) -> None:
+        settings: dict[str, Any] = {"workers": workers, "alpha": alpha, "seed": seed, "split": split, "empty": empty}
+        self.settings = {**settings, "minimum": minimum, "batch_size": batch_size, "hidden": hidden, "weights": weights}
+        require_whole("workers", workers, 1)
+        require_whole("hidden", hidden, 1)
+        try:
+            from sklearn.datasets import load_digits
+        except ImportError:
+            raise BadInput("the digits come with scikit-learn, which is not installed: pip install scikit-learn.") from None
+        images, labels = load_digits(return_X_y=True)
+        inputs, targets = torch.from_numpy(images).float() / 16.0, torch.from_numpy(labels).long()
+        order = torch.from_numpy(Draws(0, "test").permutation(len(inputs)))  # the same test images whatever the seed
+        test, train = order[:360], order[360:]
+        rows = split_samples(split, targets[train].numpy(), workers, alpha, seed, empty, minimum)
+        super().__init__(
+            lambda: nn.Sequential(nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10)),
+            cross_entropy,
+            [(inputs[train[torch.from_numpy(part)]], targets[train[torch.from_numpy(part)]]) for part in rows],
+            batch_size,
+            test=(inputs[test], targets[test]),
+            seed=seed,
+            weights=weights,
+        )
+
+    def reseeded(self, seed: int) -> Digits:
+        return Digits(**{**self.settings, "seed": seed})

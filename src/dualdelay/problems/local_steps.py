@@ -1,0 +1,72 @@
+"""Several steps at the worker before it reports: a problem, not an algorithm, so that every method can have it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core import Problem, require_positive, require_whole
+
+
+class LocalSteps(Problem):
+    """Another problem, each of whose jobs takes ``k`` SGD steps from the model x to y and reports (x - y) / lr.
+
+    That value is the sum of the k gradients met on the way; for k = 1 it is the plain gradient. A job takes k times as
+    long.
+
+    problem: the problem whose gradients the steps take.
+    k: local steps per job.
+    lr: their step size.
+    """
+
+    def __init__(self, problem: Problem, k: int, lr: float) -> None:
+        require_whole("k", k, 1)
+        require_positive("lr", lr)
+        self.problem, self.k, self.lr = problem, k, lr
+        self.workers, self.seed = problem.workers, problem.seed
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What builds this problem again."""
+        return {"problem": self.problem, "k": self.k, "lr": self.lr}
+
+    def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
+        total, losses = torch.zeros_like(x), 0.0
+        for inner in range(draw * self.k, (draw + 1) * self.k):
+            gradient, loss = self.problem.gradient(x, worker, inner)
+            x = x - self.lr * gradient
+            total += gradient
+            losses += loss
+        return total, losses / self.k
+
+    def indices(self, worker: int, draw: int) -> Tensor:
+        """The samples of a job, one row for each step."""
+        problem: Any = self.problem
+        return torch.stack([problem.indices(worker, inner) for inner in range(draw * self.k, (draw + 1) * self.k)])
+
+    def batches(self, worker: int) -> int:
+        return self.k * self.problem.batches(worker)
+
+    def start(self, seed: int) -> Tensor:
+        return self.problem.start(seed)
+
+    def evaluate(self, x: Tensor) -> dict[str, float]:
+        return self.problem.evaluate(x)
+
+    def model(self, x: Tensor) -> Any:
+        return self.problem.model(x)
+
+    def state_dict(self, x: Tensor) -> dict[str, Tensor]:
+        return self.problem.state_dict(x)
+
+    def flat(self, state_dict: Mapping[str, Tensor]) -> Tensor:
+        return self.problem.flat(state_dict)
+
+    def fingerprint(self) -> str:
+        return f"{self.k} steps of {self.lr} on {self.problem.fingerprint()}"
+
+    def reseeded(self, seed: int) -> LocalSteps:
+        return LocalSteps(self.problem.reseeded(seed), self.k, self.lr)

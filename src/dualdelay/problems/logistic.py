@@ -1,0 +1,125 @@
+"""L2-regularised logistic regression, convex and with known constants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from ..core import BadInput, Problem, require_positive, require_whole
+from ..draws import Draws
+from .data import Minibatches, Shard, digest
+
+
+class Logistic(Problem):
+    """F_i(x) = mean of log(1 + exp(-y a'x)) over worker i's samples (a, y = -1 or 1), plus reg/2 ||x||^2, in float64.
+
+    Without ``shards`` the samples are made: y = 1 for half of them, and worker i's features are normal around its own
+    random point, so that workers are the more unlike the larger ``unlike`` is.
+
+    workers, features, samples: how many workers, numbers per sample and samples per worker.
+    unlike: distance of the workers' data from one another.
+    reg: strength of the regularisation.
+    batch_size: samples per gradient, drawn with replacement.
+    seed: names the data and the minibatches.
+    shards: the user's own data, a pair (features, labels) for each worker.
+    """
+
+    def __init__(
+        self,
+        workers: int = 10,
+        features: int = 5,
+        samples: int = 100,
+        unlike: float = 1.0,
+        reg: float = 0.01,
+        batch_size: int | Sequence[int] = 8,
+        seed: int = 0,
+        shards: Sequence[tuple[Any, Any]] | None = None,
+    ) -> None:
+        require_positive("reg", reg)
+        given = None if shards is None else [[torch.as_tensor(part).tolist() for part in pair] for pair in shards]
+        self.settings: dict[str, Any] = {
+            "workers": workers,
+            "features": features,
+            "samples": samples,
+            "unlike": unlike,
+            "reg": reg,
+        }
+        self.settings |= {"batch_size": batch_size, "seed": seed, "shards": given}
+        if shards is None:
+            shards = self._make(workers, features, samples, unlike, seed)
+        pairs = [tuple(torch.as_tensor(part, dtype=torch.float64) for part in pair) for pair in shards]
+        self._shards = [Shard(pair, f"shards[{worker}]") for worker, pair in enumerate(pairs)]
+        for worker, (_, labels) in enumerate(pairs):
+            if not bool((labels.abs() == 1).all()):
+                raise BadInput(f"shards[{worker}] has labels {sorted(set(labels.tolist()))[:5]}; expected -1 and 1 only.")
+        self._pairs: list[Any] = pairs
+        self._minibatches = Minibatches([s.size for s in self._shards], batch_size, seed, True, "equal")
+        self.workers, self.seed, self.reg = len(pairs), seed, float(reg)
+
+    @staticmethod
+    def _make(workers: int, features: int, samples: int, unlike: float, seed: int) -> list[tuple[Tensor, Tensor]]:
+        for name, value in (("workers", workers), ("features", features), ("samples", samples)):
+            require_whole(name, value, 1)
+        draws, shards = Draws(seed, "logistic"), []
+        direction = torch.from_numpy(draws.normals(features, 0))
+        for worker in range(1, workers + 1):
+            labels = torch.where(torch.arange(samples) % 2 == 0, 1.0, -1.0).double()
+            cloud = torch.from_numpy(draws.normals(samples * features, worker, 0)).view(samples, features)
+            place = torch.from_numpy(draws.normals(features, worker, 1)) * unlike
+            shards.append((cloud + place + labels[:, None] * direction, labels))
+        return shards
+
+    def start(self, seed: int) -> Tensor:
+        return torch.zeros(self._pairs[0][0].shape[1], dtype=torch.float64)
+
+    def indices(self, worker: int, draw: int) -> Tensor:
+        """The samples of a job, as positions in the worker's own data."""
+        return self._minibatches.indices(worker, draw)
+
+    def _on(self, x: Tensor, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        margins = labels * (features @ x)
+        loss = softplus(-margins).mean() + self.reg / 2 * (x @ x)
+        return loss, features.T @ (-labels * torch.sigmoid(-margins)) / len(labels) + self.reg * x
+
+    def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
+        loss, gradient = self._on(x, *self._shards[worker].batch(self.indices(worker, draw)))
+        return gradient, float(loss)
+
+    def evaluate(self, x: Tensor) -> dict[str, float]:
+        each = [self._on(x, *pair) for pair in self._pairs]
+        norm = float(torch.stack([gradient for _, gradient in each]).mean(0).norm())
+        right = sum(int(((features @ x) * labels > 0).sum()) for features, labels in self._pairs)
+        accuracy = right / sum(self._minibatches.sizes)  # on the training data: there is no other
+        means = self._minibatches.objectives([float(loss) for loss, _ in each])
+        return {**means, "accuracy": accuracy, "gradient_norm": norm}
+
+    def smoothness(self) -> list[float]:
+        """A bound on each L_i: lambda_max(A'A) / (4 m) + reg."""
+        return [float(torch.linalg.matrix_norm(a, 2)) ** 2 / (4 * len(a)) + self.reg for a, _ in self._pairs]
+
+    def optimum(self) -> Tensor:
+        """The minimiser of F, by Newton's method to a gradient of 1e-12."""
+        x = self.start(0)
+        for _ in range(100):
+            gradient = torch.stack([self._on(x, *pair)[1] for pair in self._pairs]).mean(0)
+            if float(gradient.norm()) < 1e-12:
+                break
+            hessian = self.reg * torch.eye(len(x), dtype=torch.float64)
+            for features, _ in self._pairs:
+                p = torch.sigmoid(features @ x)
+                hessian += features.T @ (features * (p * (1 - p))[:, None]) / (len(features) * self.workers)
+            x = x - torch.linalg.solve(hessian, gradient)
+        return x
+
+    def fingerprint(self) -> str:
+        hashed = digest("logistic", self.reg, self.settings["batch_size"], self.seed)
+        for shard in self._shards:
+            shard.digest(hashed)
+        return str(hashed.hexdigest())
+
+    def reseeded(self, seed: int) -> Logistic:
+        return Logistic(**{**self.settings, "seed": seed})

@@ -1,0 +1,100 @@
+"""Quadratics, on which everything about a method can be worked out by hand."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core import BadInput, Problem
+from ..draws import Draws
+
+
+def _tensor(name: str, values: Any) -> Tensor:
+    try:
+        tensor = torch.as_tensor(values, dtype=torch.float64).clone()
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"{name} cannot be read as numbers of one shape ({error}).") from None
+    if not bool(torch.isfinite(tensor).all()):
+        raise BadInput(f"{name} holds a number that is not finite.")
+    return tensor
+
+
+class Quadratic(Problem):
+    """F_i(x) = 1/2 (x - center_i)' A_i (x - center_i), in float64, with Gaussian noise added to each gradient.
+
+    centers: the minimiser of each worker's function, n rows of d numbers.
+    curvatures: A_i for each worker, a number or a d x d matrix; 1 if not given.
+    noise: standard deviation of the noise, per coordinate.
+    start: where a run starts; zero if not given.
+    seed: names the noise.
+    """
+
+    def __init__(self, centers: Any, curvatures: Any = None, noise: float = 0.0, start: Any = None, seed: int = 0) -> None:
+        self._b = _tensor("centers", centers)  # (n, d)
+        if self._b.ndim != 2 or self._b.numel() == 0:
+            raise BadInput(f"centers has shape {tuple(self._b.shape)}; expected one row of numbers for each worker.")
+        n, d = self._b.shape
+        matrices = [_tensor(f"curvatures[{i}]", a) for i, a in enumerate([1.0] * n if curvatures is None else curvatures)]
+        if len(matrices) != n or any(a.shape not in ((), (d, d)) for a in matrices):
+            shapes = sorted({tuple(a.shape) for a in matrices})
+            raise BadInput(
+                f"curvatures has {len(matrices)} entries of shapes {shapes}; expected {n} (one for each row of centers), "
+                f"each a number or a {d} x {d} matrix."
+            )
+        if not (math.isfinite(noise) and noise >= 0):
+            raise BadInput(f"noise is {noise}; expected a finite standard deviation, zero or more.")
+        self._x = torch.zeros(d, dtype=torch.float64) if start is None else _tensor("start", start)
+        if self._x.shape != (d,):
+            raise BadInput(f"start has shape {tuple(self._x.shape)}; expected {d} numbers.")
+        self.workers, self.seed, self.noise = n, seed, noise
+        self.scalar = all(a.ndim == 0 for a in matrices)
+        eye = torch.eye(d, dtype=torch.float64)
+        self._a = torch.stack(matrices if self.scalar else [a if a.ndim else a * eye for a in matrices])
+        self._centers = self._b.unbind(0)
+        self._curvatures: Any = self._a.tolist() if self.scalar else self._a.unbind(0)
+        self._draws = Draws(seed, "noise")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What builds this problem again."""
+        lists = {"centers": self._b.tolist(), "curvatures": self._a.tolist(), "start": self._x.tolist()}
+        return {**lists, "noise": self.noise, "seed": self.seed}
+
+    def start(self, seed: int) -> Tensor:
+        return self._x.clone()
+
+    def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
+        away = x - self._centers[worker]
+        curvature = self._curvatures[worker]
+        gradient = away * curvature if self.scalar else curvature @ away
+        loss = 0.5 * float(away @ gradient)
+        if self.noise:
+            gradient += torch.from_numpy(self._draws.normals(len(x), worker, draw)) * self.noise
+        return gradient, loss
+
+    def _gradients(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        away = x - self._b
+        return away, away * self._a[:, None] if self.scalar else torch.einsum("nij,nj->ni", self._a, away)
+
+    def evaluate(self, x: Tensor) -> dict[str, float]:
+        away, gradients = self._gradients(x)
+        objective = 0.5 * float((away * gradients).sum(1).mean())
+        norm = float(gradients.mean(0).norm())
+        return {"objective": objective, "pooled_loss": objective, "accuracy": math.nan, "gradient_norm": norm}
+
+    def optimum(self) -> Tensor:
+        """The minimiser of F: (sum A_i)^-1 sum A_i center_i."""
+        _, at_zero = self._gradients(torch.zeros_like(self._x))
+        total = self._a.sum(0)
+        return -at_zero.sum(0) / total if self.scalar else torch.linalg.solve(total, -at_zero.sum(0))
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256(json.dumps(self.settings).encode()).hexdigest()
+
+    def reseeded(self, seed: int) -> Quadratic:
+        return Quadratic(**{**self.settings, "seed": seed})

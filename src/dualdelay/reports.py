@@ -1,0 +1,143 @@
+"""What a person reads at the end: tables and one sentence."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table as Grid
+
+from .comparison import Ended
+from .config import label, parameters
+from .result import Run
+
+_MOST_WORKERS = 30  # rows in the table of workers
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A number for a table; a dash where there is none."""
+    return "-" if value is None or not math.isfinite(value) else f"{value:,.{digits}g}"
+
+
+def _grid(title: str, first: str, *columns: str) -> Grid:
+    grid = Grid(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    grid.add_column(first, no_wrap=True, overflow="fold")
+    for column in columns:
+        grid.add_column(column, justify="right")
+    return grid
+
+
+def print_run(run: Run, console: Console) -> None:
+    """How a run ended, and what each of its workers did."""
+    summary, trace = run.summary(), run.trace
+    grid = _grid(f"{label(run.algorithm)}: ended by {run.ended} at time {run.time:g}", "", "")
+    for name in ("objective", "pooled_loss", "accuracy", "gradient_norm"):
+        grid.add_row(name.replace("_", " "), number(summary.get(name)))
+    grid.add_row("updates", f"{run.version:,}")
+    grid.add_row("arrivals", f"{len(trace):,}")
+    grid.add_row("rejected", f"{run.rejected:,}")
+    grid.add_row("tau_max, tau_avg", f"{run.delays.tau_max:,}, {number(run.delays.tau_avg)}")
+    grid.add_row("audit of the sum (relative error)", number(run.error))
+    console.print(grid)
+    workers = _grid("workers", "worker", "arrivals", "share", "mean seconds", "mean delay", "max delay")
+    delay = trace.after - trace.version
+    for worker in range(min(run.problem.workers, _MOST_WORKERS)):
+        mine = trace.worker == worker
+        count = int(mine.sum())
+        if count:
+            times = (number(float(trace.seconds[mine].mean())), number(float(delay[mine].mean())), str(delay[mine].max()))
+            workers.add_row(str(worker), f"{count:,}", f"{100 * count / len(trace):.1f}%", *times)
+        else:
+            workers.add_row(str(worker), "0", "0.0%", "-", "-", "-")
+    if run.problem.workers > _MOST_WORKERS:
+        workers.caption = f"and {run.problem.workers - _MOST_WORKERS:,} more"
+    console.print(workers)
+
+
+def print_comparison(ended: Sequence[Ended], console: Console) -> None:
+    """One line for each method: means over the seeds, with the standard deviation where there are several."""
+    grid = _grid("at the end", "method", "time", "updates", "F", "pooled", "accuracy", "tau_max", "audit")
+    for name, group in _groups(ended).items():
+        rows = [run.summary() for run in group]
+        cells = [_spread([row[key] for row in rows]) for key in ("time", "updates", "objective", "pooled_loss", "accuracy")]
+        audits = [row["audit"] for row in rows if row["audit"] is not None]
+        cells += [f"{max(row['tau_max'] for row in rows):,}", number(max(audits)) if audits else "-"]
+        grid.add_row(name, *cells)
+    console.print(grid)
+
+
+def _groups(ended: Sequence[Ended]) -> dict[str, list[Run]]:
+    groups: dict[str, list[Run]] = {}
+    for name, _, run in ended:
+        groups.setdefault(name, []).append(run)
+    return groups
+
+
+def _spread(values: Sequence[float]) -> str:
+    if len(values) == 1 or not all(map(math.isfinite, values)):
+        return number(float(np.mean(values)))
+    return f"{number(float(np.mean(values)))} ±{number(float(np.std(values, ddof=1)), 2)}"
+
+
+def sentence(ended: Sequence[Ended]) -> str:
+    """What is to be seen in a comparison's figure, from its numbers."""
+    groups = _groups(ended)
+    final = {name: float(np.mean([run.metrics.objective[-1] for run in group])) for name, group in groups.items()}
+    order = sorted(final, key=lambda name: final[name] if math.isfinite(final[name]) else math.inf)
+    best = order[0]
+    if len(order) == 1:
+        return f"To be seen: {best} ends with objective {number(final[best])}."
+    updates = {name: f"{np.mean([run.version for run in group]):,.0f}" for name, group in groups.items()}
+    others = "; ".join(f"{name} {number(final[name])} after {updates[name]}" for name in order[1:])
+    times = {f"{run.time:g}" for _, _, run in ended}
+    when = f"at time {times.pop()}" if len(times) == 1 else "at the end (their times differ)"
+    return (
+        f"To be seen: {when} {best} has the lowest objective, {number(final[best])} after {updates[best]} updates (then "
+        f"{others} updates); lower is better, and F counts every worker the same."
+    )
+
+
+def print_kind(heading: str, registry: Mapping[str, Any], console: Console) -> None:
+    """The names of one kind, each with its settings and its first sentence."""
+    grid = _grid(heading, "name")
+    grid.add_column("settings")
+    grid.add_column("what it does")
+    for name, made in registry.items():
+        known = parameters(made).values()
+        shown = ", ".join(p.name if p.default is p.empty else f"{p.name}={p.default}" for p in known)
+        grid.add_row(name, shown, (inspect.getdoc(made) or "").split("\n\n")[0])
+    console.print(grid)
+
+
+def print_one(name: str, made: Any, console: Console) -> None:
+    """What one thing does and each of its settings."""
+    console.print(f"{name}\n\n{inspect.getdoc(made)}\n")
+    notes = setting_notes(made)
+    for parameter in parameters(made).values():
+        default = "needed" if parameter.default is parameter.empty else f"default {parameter.default}"
+        note = notes.get(parameter.name, "")
+        if note:
+            console.print(f"  {parameter.name} ({default}): {note}")
+    needed = [p.name for p in parameters(made).values() if p.default is p.empty]
+    console.print(f"\nWrite it as '{name}[{','.join(f'{key}=...' for key in needed)}]'." if needed else "")
+
+
+def setting_notes(made: Any) -> dict[str, str]:
+    """The sentence under each field of a dataclass and of those it extends."""
+    notes: dict[str, str] = {}
+    for base in reversed(made.__mro__):
+        if dataclasses.is_dataclass(base) and isinstance(base, type):
+            body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+            assert isinstance(body, ast.ClassDef)
+            for field, text in zip(body.body, body.body[1:], strict=False):
+                if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                    notes[ast.unparse(field.target)] = str(text.value.value)
+    return notes

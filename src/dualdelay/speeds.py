@@ -1,0 +1,242 @@
+"""How long a worker computes: pure models of ``seconds(worker, draw, start)``, each draw named by (seed, worker, draw)."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+from .core import BadInput, require_positive, require_whole
+from .draws import Draws
+
+_STANDARD = NormalDist()
+
+
+def _floats(name: str, values: Sequence[float]) -> tuple[float, ...]:
+    """Times given by the user as floats, each finite and above zero."""
+    try:
+        numbers = tuple(float(value) for value in values)
+    except (TypeError, ValueError):
+        raise BadInput(f"{name} is {values!r}; expected one number for each worker, such as [1.0, 2.0, 4.0].") from None
+    if not numbers:
+        raise BadInput(f"{name} is empty; expected one number for each worker.")
+    for worker, value in enumerate(numbers):
+        if not math.isfinite(value) or value <= 0:
+            raise BadInput(f"{name}[{worker}] is {value}; expected a finite number of seconds above zero.")
+    return numbers
+
+
+class SpeedModel(ABC):
+    """How long each job takes."""
+
+    n: int  # workers
+
+    @abstractmethod
+    def seconds(self, worker: int, draw: int, start: float = 0.0) -> float:
+        """The time worker ``worker`` computes on one minibatch as its job number ``draw``, begun at ``start``."""
+
+    def job(self, worker: int, draw: int, start: float, batches: int) -> float:
+        """The time of a job of several minibatches, all at the pace of its first."""
+        return self.seconds(worker, draw, start) * batches
+
+
+@dataclass(frozen=True)
+class FixedSpeeds(SpeedModel):
+    """Worker i always takes ``times[i]`` seconds: the paper's fixed-computation-speed model."""
+
+    times: Sequence[float]
+    """Seconds per gradient, one number for each worker."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "times", _floats("times", self.times))
+        object.__setattr__(self, "n", len(self.times))
+
+    def seconds(self, worker: int, draw: int, start: float = 0.0) -> float:
+        return self.times[worker]
+
+
+@dataclass(frozen=True)
+class TruncatedNormalSpeeds(SpeedModel):
+    """Each worker's fixed time is drawn once from a normal conditioned on being above zero: the paper's TN(mean, std).
+
+    Mean and standard deviation are those of the normal before truncation: with mean 1 and std 5 a worker takes 4.4 seconds
+    on average. The density at zero is positive, so one very fast worker is no accident.
+    """
+
+    n: int
+    """Number of workers."""
+    std: float = 1.0
+    """Standard deviation before truncation; the paper uses 1 and 5."""
+    seed: int = 0
+    """Names the draw."""
+    mean: float = 1.0
+    """Mean before truncation."""
+
+    def __post_init__(self) -> None:
+        require_whole("n", self.n, 1)
+        require_positive("std", self.std)
+        if not math.isfinite(self.mean):
+            raise BadInput(f"mean is {self.mean}; expected a finite number.")
+        below = _STANDARD.cdf(-self.mean / self.std)  # the probability that is cut away
+        if below > 1 - 1e-9:
+            raise BadInput(f"mean is {self.mean} with std {self.std}: almost nothing is above zero; raise the mean.")
+        draws = Draws(self.seed, "speeds")
+        levels = (below + draws.uniform(worker) * (1.0 - below) for worker in range(self.n))
+        times = (self.mean + self.std * _STANDARD.inv_cdf(min(level, 1 - 2**-53)) for level in levels)
+        object.__setattr__(self, "times", tuple(max(time, 1e-12) for time in times))  # rounding may reach zero
+
+    def seconds(self, worker: int, draw: int, start: float = 0.0) -> float:
+        times: tuple[float, ...] = self.__dict__["times"]
+        return times[worker]
+
+
+@dataclass(frozen=True)
+class _RandomSpeeds(SpeedModel):
+    means: Sequence[float]
+    """Mean seconds per gradient, one number for each worker."""
+    seed: int = 0
+    """Names the draws."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "means", _floats("means", self.means))
+        object.__setattr__(self, "n", len(self.means))
+        object.__setattr__(self, "draws", Draws(self.seed, "speeds"))
+
+    def _uniform(self, worker: int, draw: int) -> float:
+        draws: Draws = self.__dict__["draws"]
+        return draws.uniform(worker, draw)
+
+
+@dataclass(frozen=True)
+class ExponentialSpeeds(_RandomSpeeds):
+    """Every job's time is drawn from an exponential distribution with the worker's mean."""
+
+    def seconds(self, worker: int, draw: int, start: float = 0.0) -> float:
+        return -self.means[worker] * math.log(self._uniform(worker, draw))
+
+
+@dataclass(frozen=True)
+class LognormalSpeeds(_RandomSpeeds):
+    """Every job's time is drawn from a lognormal distribution with the worker's mean."""
+
+    sigma: float = 1.0
+    """Standard deviation of the logarithm."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive("sigma", self.sigma)
+
+    def seconds(self, worker: int, draw: int, start: float = 0.0) -> float:
+        normal = _STANDARD.inv_cdf(self._uniform(worker, draw))
+        return self.means[worker] * math.exp(self.sigma * normal - self.sigma**2 / 2)
+
+
+@dataclass(frozen=True)
+class ParetoSpeeds(_RandomSpeeds):
+    """Every job's time is drawn from a Pareto distribution with the worker's mean: mostly quick, sometimes very long."""
+
+    shape: float = 2.0
+    """Tail exponent, above 1 so that the mean exists; the smaller, the heavier the tail."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive("shape", self.shape)
+        if self.shape <= 1:
+            raise BadInput(f"shape is {self.shape}; expected above 1, since otherwise there is no mean.")
+
+    def seconds(self, worker: int, draw: int, start: float = 0.0) -> float:
+        least = self.means[worker] * (self.shape - 1) / self.shape
+        return float(least * self._uniform(worker, draw) ** (-1 / self.shape))
+
+
+@dataclass(frozen=True)
+class ChangingSpeeds(SpeedModel):
+    """Another model whose workers grow slower or faster at given times; a job under way changes pace with its worker."""
+
+    speeds: SpeedModel
+    """The times at factor 1."""
+    changes: Sequence[float]
+    """The moments of change, rising."""
+    factors: Sequence[Sequence[float]]
+    """For each stretch of time, one more than there are changes, how many times slower each worker is."""
+
+    def __post_init__(self) -> None:
+        changes = tuple(float(change) for change in self.changes)
+        if list(changes) != sorted(set(changes)) or not all(math.isfinite(change) for change in changes):
+            raise BadInput(f"changes is {list(changes)}; expected finite times, each above the one before.")
+        factors = tuple(_floats(f"factors[{k}]", row) for k, row in enumerate(self.factors))
+        if len(factors) != len(changes) + 1 or any(len(row) != self.speeds.n for row in factors):
+            raise BadInput(
+                f"factors has rows of lengths {[len(row) for row in factors]}; expected {len(changes) + 1} rows (one more "
+                f"than changes) of {self.speeds.n} numbers (one for each worker)."
+            )
+        object.__setattr__(self, "changes", changes)
+        object.__setattr__(self, "factors", factors)
+        object.__setattr__(self, "n", self.speeds.n)
+
+    def seconds(self, worker: int, draw: int, start: float = 0.0) -> float:
+        return self.job(worker, draw, start, 1)
+
+    def job(self, worker: int, draw: int, start: float, batches: int) -> float:
+        work, now = self.speeds.job(worker, draw, start, batches), start
+        for stretch in range(bisect_right(self.changes, start), len(self.changes)):
+            room = self.changes[stretch] - now
+            needed = work * self.factors[stretch][worker]
+            if needed <= room:
+                return now - start + needed
+            work, now = work - room / self.factors[stretch][worker], self.changes[stretch]
+        return now - start + work * self.factors[-1][worker]
+
+
+@dataclass(frozen=True)
+class RecordedSpeeds(SpeedModel):
+    """Times that were measured: worker i's job number k takes ``times[i][k]``, from the front again when they run out."""
+
+    times: Sequence[Sequence[float]]
+    """One list of seconds for each worker."""
+
+    def __post_init__(self) -> None:
+        rows = tuple(_floats(f"times[{worker}]", row) for worker, row in enumerate(self.times))
+        if not rows:
+            raise BadInput("times is empty; expected one list of seconds for each worker.")
+        object.__setattr__(self, "times", rows)
+        object.__setattr__(self, "n", len(rows))
+
+    def seconds(self, worker: int, draw: int, start: float = 0.0) -> float:
+        row = self.times[worker]
+        return row[draw % len(row)]
+
+
+@dataclass(frozen=True)
+class Link:
+    """How long a message travels: ``latency + bytes / bandwidth``. The default takes no time, as in the paper."""
+
+    latency: float = 0.0
+    """Seconds for a message of no length."""
+    bandwidth: float = math.inf
+    """Bytes per second."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.latency) and self.latency >= 0):
+            raise BadInput(f"latency is {self.latency}; expected finite seconds, zero or more.")
+        if not self.bandwidth > 0:
+            raise BadInput(f"bandwidth is {self.bandwidth}; expected bytes per second, above zero.")
+
+    def seconds(self, size: int) -> float:
+        """The travel time of ``size`` bytes."""
+        return self.latency + size / self.bandwidth
+
+
+SPEEDS: dict[str, Any] = {
+    "fixed": FixedSpeeds,
+    "truncated_normal": TruncatedNormalSpeeds,
+    "exponential": ExponentialSpeeds,
+    "lognormal": LognormalSpeeds,
+    "pareto": ParetoSpeeds,
+    "changing": ChangingSpeeds,
+    "recorded": RecordedSpeeds,
+}

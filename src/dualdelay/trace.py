@@ -1,0 +1,120 @@
+"""Tables of numbers, and the trace of a run: who arrived when, with what."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .core import Arrival
+
+Column = npt.NDArray[Any]
+
+
+class Table:
+    """Named columns of one length. ``table.time`` and ``table["time"]`` are numpy arrays; ``len`` counts rows."""
+
+    def __init__(self, columns: Mapping[str, Column]) -> None:
+        self.columns = dict(columns)
+
+    @classmethod
+    def of(cls, rows: Iterable[Mapping[str, Any]], names: Iterable[str]) -> Table:
+        """A table from rows, with these columns even if there is no row."""
+        rows = list(rows)
+        return cls({name: np.array([row[name] for row in rows]) for name in names})
+
+    def __getattr__(self, name: str) -> Column:
+        if name == "columns" or name not in self.columns:
+            raise AttributeError(f"no column {name!r}; there are {', '.join(self.__dict__.get('columns', ()))}")
+        return self.columns[name]
+
+    def __getitem__(self, name: str) -> Column:
+        return self.columns[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()), ()))
+
+    def keys(self) -> Iterable[str]:
+        """The columns' names, so that ``dict(table)`` works."""
+        return self.columns.keys()
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One dict of plain Python values per row."""
+        lists = [column.tolist() for column in self.columns.values()]
+        return (dict(zip(self.columns, row, strict=True)) for row in zip(*lists, strict=True))
+
+    def __repr__(self) -> str:
+        return f"Table({len(self)} rows: {', '.join(self.columns)})"
+
+
+_ARRIVALS = {
+    "time": "d",
+    "seconds": "d",
+    "worker": "q",
+    "draw": "q",
+    "version": "q",
+    "after": "q",
+    "loss": "d",
+    "fingerprint": "q",
+}
+_EVENTS = ("kind", "row", "time", "worker", "draw", "version", "after")
+
+
+class Trace(Table):
+    """One row per absorbed arrival.
+
+    ``version`` is the model the gradient was taken at, ``after`` the server's version once it was absorbed. What is no
+    arrival (rejected, left, joined, wake) stands in ``events``, where ``row`` says how many arrivals came before it.
+    """
+
+    def __init__(self, columns: Mapping[str, Column], events: list[dict[str, Any]]) -> None:
+        super().__init__(columns)
+        self.events = events
+
+
+class Recorder:
+    """A trace that is still being written."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, array[Any]] = {name: array(kind) for name, kind in _ARRIVALS.items()}
+        self._appends = tuple(column.append for column in self._columns.values())
+        self.events: list[dict[str, Any]] = []
+
+    def __len__(self) -> int:
+        return len(self._columns["time"])
+
+    @property
+    def last_time(self) -> float:
+        """When the last arrival was absorbed; 0 if none was."""
+        return float(self._columns["time"][-1]) if len(self) else 0.0
+
+    def arrival(self, a: Arrival, after: int, fingerprint: int) -> None:
+        """Write down an absorbed arrival."""
+        assert a.job is not None
+        row = (a.time, a.seconds, *a.job, after, a.loss, fingerprint)
+        for append, value in zip(self._appends, row, strict=True):
+            append(value)
+
+    def event(self, kind: str, time: float, after: int, worker: int = -1, draw: int = -1, version: int = -1) -> None:
+        """Write down something that is no arrival."""
+        row = dict(zip(_EVENTS, (kind, len(self), time, worker, draw, version, after), strict=True))
+        self.events.append(row)
+
+    def rows(self, start: int = 0) -> dict[str, Column]:
+        """A copy of the rows from ``start`` on."""
+        return {name: np.array(column[start:], dtype=column.typecode) for name, column in self._columns.items()}
+
+    def extend(self, rows: Mapping[str, Column]) -> None:
+        """Take over rows written earlier."""
+        for name, column in self._columns.items():
+            column.extend(np.asarray(rows[name]).tolist())
+
+    def trace(self) -> Trace:
+        """What was recorded so far."""
+        return Trace(self.rows(), list(self.events))
