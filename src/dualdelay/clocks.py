@@ -45,8 +45,8 @@ class Clock(Protocol):
     def begin(self, worker: int, draw: int, batches: int, size: int) -> None:
         """A job was given to a worker; model and message have ``size`` bytes."""
 
-    def cancel(self, worker: int) -> None:
-        """The worker's jobs are no more."""
+    def cancel(self, worker: int, draws: int) -> None:
+        """The worker's jobs are no more; it was given ``draws`` so far."""
 
     def wake(self, time: float) -> None:
         """Something is to happen at that time."""
@@ -77,8 +77,7 @@ class VirtualClock:
         self._free: dict[int, float] = {}  # when each worker has done all it has
         self._heap: list[tuple[float, int, Due]] = []
         self._sent = 0
-        self._lost: set[tuple[int, int]] = set()  # cancelled jobs that are still in the heap
-        self._jobs: dict[int, list[int]] = {}  # each worker's draws that are in the heap
+        self._cancelled: dict[int, int] = {}  # by worker: jobs with a smaller draw than this will not arrive
         for change in changes:
             self._check(change)
             self._push(Due(change.time, change.kind, change.worker))
@@ -102,11 +101,10 @@ class VirtualClock:
         start = max(self.now + travel, self._free.get(worker, 0.0))
         seconds = self._speeds.job(worker, draw, start, batches)
         self._free[worker] = start + seconds
-        self._jobs.setdefault(worker, []).append(draw)
         self._push(Due(start + seconds + travel, "arrival", worker, draw, seconds))
 
-    def cancel(self, worker: int) -> None:
-        self._lost.update((worker, draw) for draw in self._jobs.pop(worker, ()))
+    def cancel(self, worker: int, draws: int) -> None:
+        self._cancelled[worker] = draws
         self._free.pop(worker, None)
 
     def wake(self, time: float) -> None:
@@ -115,21 +113,21 @@ class VirtualClock:
     def peek(self) -> Due | None:
         while self._heap:
             due = self._heap[0][2]
-            if due.kind != "arrival" or (due.worker, due.draw) not in self._lost:
+            if not self._is_cancelled(due):
                 return due
-            self._lost.remove((due.worker, due.draw))
             heapq.heappop(self._heap)
         return None
+
+    def _is_cancelled(self, due: Due) -> bool:
+        return due.kind == "arrival" and due.draw < self._cancelled.get(due.worker, 0)
 
     def pop(self) -> Due:
         due = heapq.heappop(self._heap)[2]
         self.now = due.time
-        if due.kind == "arrival":
-            self._jobs[due.worker].remove(due.draw)
         return due
 
     def save(self) -> dict[str, Any]:
-        heap = [[sent, *due] for _, sent, due in self._heap if (due.worker, due.draw) not in self._lost]
+        heap = [[sent, *due] for _, sent, due in self._heap if not self._is_cancelled(due)]
         return {"now": self.now, "sent": self._sent, "free": list(self._free.items()), "heap": sorted(heap)}
 
     def load(self, saved: dict[str, Any]) -> None:
@@ -137,10 +135,7 @@ class VirtualClock:
         self._free = dict(map(tuple, saved["free"]))
         self._heap = [(row[1], row[0], Due(*row[1:])) for row in saved["heap"]]
         heapq.heapify(self._heap)
-        self._lost, self._jobs = set(), {}
-        for _, _, due in sorted(self._heap):
-            if due.kind == "arrival":
-                self._jobs.setdefault(due.worker, []).append(due.draw)
+        self._cancelled = {}
 
 
 class RecordedClock:
@@ -158,7 +153,7 @@ class RecordedClock:
     def begin(self, worker: int, draw: int, batches: int, size: int) -> None:
         self._begun.add((worker, draw))
 
-    def cancel(self, worker: int) -> None:
+    def cancel(self, worker: int, draws: int) -> None:
         self._begun = {job for job in self._begun if job[0] != worker}
 
     def wake(self, time: float) -> None:

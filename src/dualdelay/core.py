@@ -142,9 +142,9 @@ class State:
 
     def descend(self, direction: Tensor, lr: float) -> None:
         """x <- x - lr * direction, and the version goes up by one."""
-        old, new = self.weights, torch.empty_like(self.weights) if self.lent else self.weights
-        for out, x, part in blocks(new, old, direction):
-            torch.add(x, part.to(x.dtype), alpha=-lr, out=out)
+        new = torch.empty_like(self.weights) if self.lent else self.weights
+        for out, x, part in blocks(new, self.weights, direction):
+            torch.add(x, part if part.dtype == x.dtype else part.to(x.dtype), alpha=-lr, out=out)
         self.weights, self.lent = new, False
         self.version += 1
 

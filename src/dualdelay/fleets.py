@@ -59,7 +59,7 @@ class LocalFleet:
     def cancel(self, worker: int) -> None:
         """Drop a worker's jobs."""
         self._jobs.pop(worker, None)
-        self.clock.cancel(worker)
+        self.clock.cancel(worker, self._draws[worker])
 
     def depart(self, worker: int) -> Tensor | None:
         """Forget a worker that left; returns what it kept."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Iterator, Mapping
+from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -53,16 +53,9 @@ class Table:
         return f"Table({len(self)} rows: {', '.join(self.columns)})"
 
 
-_ARRIVALS = {
-    "time": "d",
-    "seconds": "d",
-    "worker": "q",
-    "draw": "q",
-    "version": "q",
-    "after": "q",
-    "loss": "d",
-    "fingerprint": "q",
-}
+_NAMES = ("time", "seconds", "worker", "draw", "version", "after", "loss", "fingerprint")
+_ROW = Struct("=ddqqqqdq")
+_KINDS = np.dtype(list(zip(_NAMES, ("f8", "f8", "i8", "i8", "i8", "i8", "f8", "i8"), strict=True)))
 _EVENTS = ("kind", "row", "time", "worker", "draw", "version", "after")
 
 
@@ -82,24 +75,18 @@ class Recorder:
     """A trace that is still being written."""
 
     def __init__(self) -> None:
-        self._columns: dict[str, array[Any]] = {name: array(kind) for name, kind in _ARRIVALS.items()}
-        self._appends = tuple(column.append for column in self._columns.values())
+        self._rows = bytearray()
+        self.last_time = 0.0  # when the last arrival was absorbed
         self.events: list[dict[str, Any]] = []
 
     def __len__(self) -> int:
-        return len(self._columns["time"])
-
-    @property
-    def last_time(self) -> float:
-        """When the last arrival was absorbed; 0 if none was."""
-        return float(self._columns["time"][-1]) if len(self) else 0.0
+        return len(self._rows) // _ROW.size
 
     def arrival(self, a: Arrival, after: int, fingerprint: int) -> None:
         """Write down an absorbed arrival."""
         assert a.job is not None
-        row = (a.time, a.seconds, *a.job, after, a.loss, fingerprint)
-        for append, value in zip(self._appends, row, strict=True):
-            append(value)
+        self._rows += _ROW.pack(a.time, a.seconds, *a.job, after, a.loss, fingerprint)
+        self.last_time = a.time
 
     def event(self, kind: str, time: float, after: int, worker: int = -1, draw: int = -1, version: int = -1) -> None:
         """Write down something that is no arrival."""
@@ -108,12 +95,17 @@ class Recorder:
 
     def rows(self, start: int = 0) -> dict[str, Column]:
         """A copy of the rows from ``start`` on."""
-        return {name: np.array(column[start:], dtype=column.typecode) for name, column in self._columns.items()}
+        rows = np.frombuffer(bytes(self._rows[start * _ROW.size :]), dtype=_KINDS)
+        return {name: rows[name].copy() for name in _NAMES}
 
     def extend(self, rows: Mapping[str, Column]) -> None:
         """Take over rows written earlier."""
-        for name, column in self._columns.items():
-            column.extend(np.asarray(rows[name]).tolist())
+        table = np.empty(len(rows["time"]), dtype=_KINDS)
+        for name in _NAMES:
+            table[name] = rows[name]
+        self._rows += table.tobytes()
+        if len(table):
+            self.last_time = float(table["time"][-1])
 
     def trace(self) -> Trace:
         """What was recorded so far."""

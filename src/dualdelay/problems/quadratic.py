@@ -39,22 +39,23 @@ class Quadratic(Problem):
         if self._b.ndim != 2 or self._b.numel() == 0:
             raise BadInput(f"centers has shape {tuple(self._b.shape)}; expected one row of numbers for each worker.")
         n, d = self._b.shape
-        matrices = [_tensor(f"curvatures[{i}]", a) for i, a in enumerate([1.0] * n if curvatures is None else curvatures)]
-        if len(matrices) != n or any(a.shape not in ((), (d, d)) for a in matrices):
-            shapes = sorted({tuple(a.shape) for a in matrices})
-            raise BadInput(
-                f"curvatures has {len(matrices)} entries of shapes {shapes}; expected {n} (one for each row of centers), "
-                f"each a number or a {d} x {d} matrix."
-            )
+        curvatures = [1.0] * n if curvatures is None else list(curvatures)
+        self.scalar = all(isinstance(a, (int, float)) or getattr(a, "ndim", 1) == 0 for a in curvatures)
+        if not self.scalar:  # a number among matrices is that many times the identity
+            tensors = [_tensor(f"curvatures[{i}]", a) for i, a in enumerate(curvatures)]
+            curvatures = [a if a.ndim else a * torch.eye(d, dtype=torch.float64) for a in tensors]
+            shapes = sorted({tuple(a.shape) for a in curvatures})
+            if shapes != [(d, d)]:
+                raise BadInput(f"curvatures have shapes {shapes}; expected numbers or {d} x {d} matrices.")
+        if len(curvatures) != n:
+            raise BadInput(f"curvatures has {len(curvatures)} entries; expected {n}, one for each row of centers.")
+        self._a = _tensor("curvatures", curvatures) if self.scalar else torch.stack(curvatures)  # (n) or (n, d, d)
         if not (math.isfinite(noise) and noise >= 0):
             raise BadInput(f"noise is {noise}; expected a finite standard deviation, zero or more.")
         self._x = torch.zeros(d, dtype=torch.float64) if start is None else _tensor("start", start)
         if self._x.shape != (d,):
             raise BadInput(f"start has shape {tuple(self._x.shape)}; expected {d} numbers.")
         self.workers, self.seed, self.noise = n, seed, noise
-        self.scalar = all(a.ndim == 0 for a in matrices)
-        eye = torch.eye(d, dtype=torch.float64)
-        self._a = torch.stack(matrices if self.scalar else [a if a.ndim else a * eye for a in matrices])
         self._centers = self._b.unbind(0)
         self._curvatures: Any = self._a.tolist() if self.scalar else self._a.unbind(0)
         self._draws = Draws(seed, "noise")

@@ -1,0 +1,5 @@
+"""``python -m dualdelay`` is the command ``dualdelay``."""
+
+from .cli import main
+
+main()

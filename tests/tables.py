@@ -1,0 +1,54 @@
+"""The table of algorithms and the table of cases that the tests cross; a new algorithm is a new row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dualdelay as dd
+
+LR = 2.0**-6  # small enough for every delay in the cases below, and exact in binary
+
+ALGORITHMS: dict[str, dd.Algorithm[Any]] = {
+    "dude": dd.DuDe(LR),
+    "dude two": dd.DuDe(LR, wait_for=2),
+    "dude workers": dd.DuDe(LR, memory="workers"),
+    "dude two workers": dd.DuDe(LR, wait_for=2, memory="workers"),
+    "dude busy": dd.DuDe(LR, start="busy"),
+    "dude zeros": dd.DuDe(LR, start="zeros"),
+    "sync": dd.SyncSGD(LR),
+    "vanilla": dd.VanillaASGD(LR),
+    "uniform": dd.UniformASGD(LR),
+    "shuffled": dd.ShuffledASGD(LR),
+    "fedbuff": dd.FedBuff(LR, buffer=2),
+    "fedbuff wait": dd.FedBuff(LR, buffer=2, wait=True),
+    "fedbuff stale": dd.FedBuff(LR, buffer=2, staleness=0.5),
+    "mifa": dd.MIFA(LR),
+    "mifa active": dd.MIFA(LR, active=2),
+    "siag": dd.SIAG(LR),
+}
+
+# Q3 is the three-worker problem whose limits are known by hand: centers 0, 6, 12 and seconds 1, 2, 4.
+CASES: dict[str, tuple[dd.Problem, dd.SpeedModel]] = {
+    "q3": (dd.Quadratic([[0.0], [6.0], [12.0]]), dd.FixedSpeeds([1.0, 2.0, 4.0])),
+    "noisy": (
+        dd.Quadratic(
+            [[0.0, 1.0], [2.0, -1.0], [4.0, 0.0], [-1.0, 3.0]],
+            [1.0, [[2.0, 0.5], [0.5, 1.0]], 0.5, [[1.0, -0.25], [-0.25, 1.5]]],
+            noise=0.5,
+            seed=1,
+        ),
+        dd.ExponentialSpeeds([1.0, 0.5, 3.0, 1.5], seed=1),
+    ),
+    "logistic": (
+        dd.Logistic(workers=5, features=3, samples=20, batch_size=4, seed=2),
+        dd.TruncatedNormalSpeeds(5, std=1.0, seed=2),
+    ),
+    "local steps": (
+        dd.LocalSteps(dd.Quadratic([[0.0, 8.0], [4.0, 0.0], [-4.0, 4.0]], noise=0.25, seed=3), 2, LR),
+        dd.ChangingSpeeds(dd.LognormalSpeeds([1.0, 1.0, 2.0], seed=3), [5.0], [[1.0, 1.0, 1.0], [1.0, 4.0, 0.5]]),
+    ),
+    "digits": (
+        dd.Digits(workers=4, alpha=1.0, seed=4, batch_size=8, hidden=4),  # float32
+        dd.ParetoSpeeds([1.0, 1.0, 2.0, 2.0], seed=4),
+    ),
+}
