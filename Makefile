@@ -12,9 +12,9 @@ BIN := .venv/bin
 
 demo: .venv/ready
 	rm -rf runs/demo
-	$(BIN)/dualdelay compare 'dude[lr=0.05]' 'vanilla[lr=0.05]' 'sync[lr=0.05]' \
-	    --problem 'digits[workers=10,alpha=0.1]' --speeds 'truncated_normal[std=5]' \
-	    --time 2000 --seeds 0 --folder runs/demo
+	$(BIN)/dualdelay compare 'dude[lr=0.05]' 'vanilla[lr=0.05]' 'sync[lr=1.0]' \
+	    --problem 'digits[workers=10,split=label]' --speeds 'truncated_normal[std=5]' \
+	    --time 800 --folder runs/demo
 
 test: .venv/ready
 	$(BIN)/ruff format --check .

@@ -6,7 +6,7 @@ import dataclasses
 import json as jsonlib
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -127,7 +127,10 @@ def _report(run: Run, json: bool, command: str) -> None:
 
 
 def train(
-    algorithm: Annotated[tyro.conf.Positional[str], tyro.conf.arg(help="The method, such as 'dude[lr=0.05,wait_for=3]'.")],
+    algorithm: Annotated[
+        tyro.conf.Positional[str],
+        tyro.conf.arg(metavar="ALGORITHM", help="The method, such as 'dude[lr=0.05,wait_for=3]'."),
+    ],
     common: tyro.conf.OmitArgPrefixes[Common],
     seed: Annotated[int, tyro.conf.arg(help="Names split, minibatches, speeds and initial weights.")] = 0,
 ) -> None:
@@ -148,7 +151,8 @@ def train(
 
 def compare(
     algorithms: Annotated[
-        tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(help="The methods, each such as 'dude[lr=0.05]'.")
+        tyro.conf.Positional[tuple[str, ...]],
+        tyro.conf.arg(metavar="ALGORITHM", help="The methods, each such as 'dude[lr=0.05]'."),
     ],
     common: tyro.conf.OmitArgPrefixes[Common],
     seeds: Annotated[tuple[int, ...], tyro.conf.arg(help="One run of each method for each seed.")] = (0,),
@@ -181,7 +185,7 @@ def compare(
 
 
 def resume(
-    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(help="The run's folder.")],
+    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FOLDER", help="The run's folder.")],
     updates: Annotated[int | None, tyro.conf.arg(help="A new total of server updates.")] = None,
     time: Annotated[float | None, tyro.conf.arg(help="A new total of simulated time.")] = None,
     json: Json = False,
@@ -195,7 +199,7 @@ def resume(
 
 
 def replay(
-    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(help="The folder of a finished run.")],
+    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FOLDER", help="The folder of a finished run.")],
     json: Json = False,
 ) -> None:
     """Recompute a finished run in its recorded order and check that every bit agrees."""
@@ -210,7 +214,8 @@ def replay(
 
 def list_names(
     what: Annotated[
-        tyro.conf.Positional[str], tyro.conf.arg(help="algorithms, problems, speeds, or the name of one of them.")
+        tyro.conf.Positional[str],
+        tyro.conf.arg(metavar="NAME", help="algorithms, problems, speeds, or the name of one of them."),
     ] = "all",
     json: Json = False,
 ) -> None:
@@ -239,10 +244,10 @@ COMMANDS: dict[str, Callable[..., None]] = {
 }
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted."""
     try:
-        tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="dualdelay", description=_ABOUT)
+        tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="dualdelay", description=_ABOUT, args=arguments)
     except DualDelayError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, BadInput) else 1)

@@ -106,7 +106,8 @@ def describe(thing: Any) -> dict[str, Any]:
                     return {"name": name} | {key: _plain(value) for key, value in settings(thing).items()}
                 except TypeError:
                     break  # it was made from something that has no name
-    return {"class": type(thing).__qualname__}
+    known_by = {"class": type(thing).__qualname__}
+    return known_by | {"repr": repr(thing)} if dataclasses.is_dataclass(thing) else known_by
 
 
 def _plain(value: Any) -> Any:
@@ -124,8 +125,12 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"a {type(value).__name__} has no name")
 
 
-def rebuild(kind: str, description: Mapping[str, Any]) -> Any:
-    """The thing that was described."""
+def rebuild(kind: str, description: Mapping[str, Any], given: Any = None) -> Any:
+    """The thing that was described; what the user gave again is taken instead if it fits the description."""
+    if given is not None:
+        if describe(given) != description:
+            raise BadInput(f"the recorded {kind} is {dict(description)}, but {describe(given)} was given; pass the same.")
+        return given
     if "name" not in description:
         raise BadInput(
             f"the recorded {kind} is a {description.get('class')}, which cannot be built from its name. Pass it again "

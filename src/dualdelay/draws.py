@@ -8,6 +8,7 @@ The hash is splitmix64 (Steele, Lea and Flood, 2014) on 64-bit integers that wra
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +40,18 @@ def _mix_one(z: int) -> int:
     return z ^ (z >> 31)
 
 
+def _words(keys: list[int], count: int) -> Integers:
+    """The first ``count`` words at each key, one row for each."""
+    counters: Integers = np.arange(1, count + 1, dtype=np.int64) * _signed(_GAMMA)
+    words: Integers = mix(np.array([_signed(key) for key in keys], dtype=np.int64)[:, None] + counters)
+    return words
+
+
+def _below(bound: int, words: Integers) -> Integers:
+    high: Integers = (words >> 32) & 0xFFFFFFFF
+    return (high * bound) >> 32
+
+
 @dataclass(frozen=True)
 class Draws:
     """Every random number that one seed gives for one purpose."""
@@ -62,14 +75,16 @@ class Draws:
 
     def bits(self, count: int, *coordinates: int) -> Integers:
         """The first ``count`` 64-bit words at a place, as int64."""
-        counters: Integers = np.arange(1, count + 1, dtype=np.int64)
-        words: Integers = mix(counters * _signed(_GAMMA) + _signed(self.key(*coordinates)))
+        words: Integers = _words([self.key(*coordinates)], count)[0]
         return words
 
     def integers(self, bound: int, count: int, *coordinates: int) -> Integers:
         """``count`` integers in 0..bound-1, with replacement; no value is favoured by more than bound / 2**32."""
-        high: Integers = (self.bits(count, *coordinates) >> 32) & 0xFFFFFFFF
-        return (high * bound) >> 32
+        return _below(bound, self.bits(count, *coordinates))
+
+    def tables(self, bound: int, count: int, places: Iterable[tuple[int, ...]]) -> Integers:
+        """What ``integers`` gives at each of several places, one row for each, in one call."""
+        return _below(bound, _words([self.key(*place) for place in places], count))
 
     def integer(self, bound: int, *coordinates: int) -> int:
         """One integer in 0..bound-1."""

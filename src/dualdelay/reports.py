@@ -113,13 +113,13 @@ def print_kind(heading: str, registry: Mapping[str, Any], console: Console) -> N
     for name, made in registry.items():
         known = parameters(made).values()
         shown = ", ".join(p.name if p.default is p.empty else f"{p.name}={p.default}" for p in known)
-        grid.add_row(name, shown, (inspect.getdoc(made) or "").split("\n\n")[0])
+        grid.add_row(name, shown, (inspect.getdoc(made) or "").split("\n\n")[0].replace("``", ""))
     console.print(grid)
 
 
 def print_one(name: str, made: Any, console: Console) -> None:
     """What one thing does and each of its settings."""
-    console.print(f"{name}\n\n{inspect.getdoc(made)}\n")
+    console.print(f"{name}\n\n{inspect.getdoc(made)}\n".replace("``", ""))
     notes = setting_notes(made)
     for parameter in parameters(made).values():
         default = "needed" if parameter.default is parameter.empty else f"default {parameter.default}"

@@ -147,7 +147,7 @@ def simulate(
     config["fingerprint"] = problem.fingerprint()
     if go_on and Path(folder).exists():
         _require_same(config, Folder(Path(folder)))
-        return resume(folder, problem=problem, speeds=speeds, metrics=metrics, watch=watch)
+        return resume(folder, problem=problem, algorithm=algorithm, speeds=speeds, metrics=metrics, watch=watch)
     config["versions"] = {"torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version()}
     loop.begin()
     return _go(loop, config, Folder.create(Path(folder), config, x), watch, stop)
@@ -280,14 +280,15 @@ def resume(
     time: float | None = None,
     problem: Problem | None = None,
     *,
+    algorithm: Algorithm[Any] | None = None,
     speeds: SpeedModel | None = None,
     metrics: Mapping[str, Metric] | None = None,
     watch: Sequence[Watch] = (),
 ) -> Run:
     """Go on from a folder's last good checkpoint, to the totals it was started with or to new ones.
 
-    A problem, speed model or metric functions of your own cannot be built from the folder: pass them again. A problem is
-    checked by its fingerprint. The result has the same bits as that of a run that was never stopped.
+    A problem, algorithm, speed model or metric functions of your own cannot be built from the folder: pass them again. A
+    problem is checked by its fingerprint. The result has the same bits as that of a run that was never stopped.
     """
     place = Folder(Path(folder))
     config = place.config()
@@ -304,9 +305,9 @@ def resume(
         old = {key: config[key] for key in ("evaluate_every", "evaluate_seconds", "checkpoint_every")}
         config |= _totals(updates, time, old["evaluate_every"], old["evaluate_seconds"], old["checkpoint_every"])
         place.write_config(config)
-    model = rebuild("speeds", config["speeds"]) if speeds is None else speeds
+    method, pace = rebuild("algorithm", config["algorithm"], algorithm), rebuild("speeds", config["speeds"], speeds)
     stop = None if config["stop"] is None else EarlyStop(**config["stop"])
-    loop = _loop(config, rebuild("algorithm", config["algorithm"]), built, model, place.start(), metrics)
+    loop = _loop(config, method, built, pace, place.start(), metrics)
     with _threads(config["threads"]):
         loaded = place.load()
         if loaded is None:
@@ -320,13 +321,19 @@ def resume(
     return _go(loop, config, place, watch, stop, tuple(notes), ended)
 
 
-def replay(folder: str | Path, problem: Problem | None = None, *, watch: Sequence[Watch] = ()) -> Run:
+def replay(
+    folder: str | Path,
+    problem: Problem | None = None,
+    *,
+    algorithm: Algorithm[Any] | None = None,
+    watch: Sequence[Watch] = (),
+) -> Run:
     """Recompute a recorded run in its recorded order, and raise ReplayMismatch unless every bit agrees."""
     place = Folder(Path(folder))
     config, trace = place.config(), place.trace()
     built = _recorded_problem(config, problem, ReplayMismatch)
-    algorithm = rebuild("algorithm", config["algorithm"])
-    loop = Loop(algorithm, built, RecordedClock(trace), place.start(), seed=config["seed"])
+    method = rebuild("algorithm", config["algorithm"], algorithm)
+    loop = Loop(method, built, RecordedClock(trace), place.start(), seed=config["seed"])
     with _threads(config["threads"]):
         loop.begin()
         row = 0

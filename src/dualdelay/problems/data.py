@@ -13,6 +13,9 @@ from torch.utils.data import default_collate
 from ..core import BadInput, require_one_of, require_whole
 from ..draws import Draws
 
+_AHEAD = 32  # minibatches of a worker that are named together: one by one their names cost as much as a small gradient
+_MOST_AHEAD = 1024  # workers for which that is kept
+
 
 class Shard:
     """One worker's own data: a pair of tensors (inputs, targets) or a map-style dataset of such pairs."""
@@ -37,7 +40,7 @@ class Shard:
     def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """These samples as tensors."""
         if self._pair is not None:
-            return self._pair[0][rows], self._pair[1][rows]
+            return self._pair[0].index_select(0, rows), self._pair[1].index_select(0, rows)
         inputs, targets = default_collate([self._dataset[row] for row in rows.tolist()])
         return inputs, targets
 
@@ -73,6 +76,7 @@ class Minibatches:
                 )
         self.sizes, self._batches, self._replacement = list(sizes), batches, replacement
         self._draws = Draws(seed, "minibatch")
+        self._ahead: dict[int, tuple[int, Tensor]] = {}  # by worker: a block of draws, hashed in one call
         self.scales = [1.0] * len(sizes)  # each F_i's factor in F = (1/n) sum_i scale_i F_i
         if weights == "samples":
             self.scales = [len(sizes) * size / sum(sizes) for size in sizes]
@@ -80,9 +84,17 @@ class Minibatches:
     def indices(self, worker: int, draw: int) -> Tensor:
         """The samples of a job, as positions in the worker's own data."""
         size, batch = self.sizes[worker], self._batches[worker]
-        if self._replacement:
-            return torch.from_numpy(self._draws.integers(size, batch, worker, draw))
-        return torch.from_numpy(self._draws.permutation(size, worker, draw)[:batch])
+        if not self._replacement:
+            return torch.from_numpy(self._draws.permutation(size, worker, draw)[:batch])
+        block, row = divmod(draw, _AHEAD)
+        known = self._ahead.get(worker)
+        if known is None or known[0] != block:
+            if len(self._ahead) >= _MOST_AHEAD:
+                self._ahead.clear()
+            places = ((worker, later) for later in range(block * _AHEAD, (block + 1) * _AHEAD))
+            known = (block, torch.from_numpy(self._draws.tables(size, batch, places)))
+            self._ahead[worker] = known
+        return known[1][row]
 
     def objectives(self, losses: Sequence[float]) -> dict[str, float]:
         """The two means of the workers' losses: F, and the loss over all samples pooled."""

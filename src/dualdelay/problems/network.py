@@ -146,8 +146,9 @@ class Network(Problem):
         loss = self._loss(self._module(inputs), targets)
         if loss.numel() != 1:
             raise BadInput(f"the loss has shape {tuple(loss.shape)}; expected one number, the mean over the minibatch.")
-        parts = torch.autograd.grad(loss, self._parameters, allow_unused=True, materialize_grads=True)
-        gradient = torch.cat([part.reshape(-1) for part in parts])
+        parts: Sequence[Tensor | None] = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+        pairs = zip(parts, self._parameters, strict=True)
+        gradient = torch.cat([torch.zeros_like(p).view(-1) if g is None else g.reshape(-1) for g, p in pairs])
         scale = self._minibatches.scales[worker]
         return gradient if scale == 1.0 else gradient * scale, loss.item()
 

@@ -1,0 +1,106 @@
+"""Simulated DuDe against a plain PyTorch loop of the same model, batch and number of gradients, on one thread.
+
+    python benchmarks/gradients.py
+
+The plain loop is a module, autograd and an in-place step; it draws its minibatches with torch.randint. Both are timed in
+turns, and the ratio of each turn is taken before the median, since the machine's pace drifts.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import dualdelay as dd
+
+WORKERS = 10
+
+
+def lenet() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
+    )  # fmt: skip
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def images() -> dd.Network:
+    generator = torch.Generator().manual_seed(0)
+    shards = [
+        (torch.randn(500, 3, 32, 32, generator=generator), torch.randint(10, (500,), generator=generator))
+        for _ in range(WORKERS)
+    ]
+    return dd.Network(lenet, cross_entropy, shards, batch_size=64, full_gradient=False)
+
+
+def plain_loop(make: Callable[[], nn.Module], inputs: torch.Tensor, targets: torch.Tensor, steps: int, move: bool) -> float:
+    model = make()
+    parameters = list(model.parameters())
+    begin = time.perf_counter()
+    for _ in range(steps):
+        rows = torch.randint(len(inputs), (64,))
+        loss = cross_entropy(model(inputs[rows]), targets[rows])
+        gradients = torch.autograd.grad(loss, parameters)
+        if move:
+            with torch.no_grad():
+                for parameter, gradient in zip(parameters, gradients, strict=True):
+                    parameter.sub_(gradient, alpha=0.01)
+        loss.item()
+    return time.perf_counter() - begin
+
+
+def simulation(problem: dd.Network, steps: int) -> float:
+    speeds = dd.TruncatedNormalSpeeds(WORKERS, std=1.0, seed=0)
+    marks: list[float] = []
+    # the first and the last evaluation lie outside the marks
+    dd.simulate(
+        dd.DuDe(lr=0.01), problem, speeds, updates=steps, evaluate_every=steps + 1,
+        watch=(lambda state, arrival: marks.append(time.perf_counter()),),
+    )  # fmt: skip
+    return (marks[-1] - marks[0]) * steps / (len(marks) - 1)
+
+
+def gradients_alone(problem: dd.Network, steps: int) -> float:
+    x = problem.start(0)
+    begin = time.perf_counter()
+    for draw in range(steps):
+        problem.gradient(x, draw % WORKERS, draw)
+    return time.perf_counter() - begin
+
+
+def ratio(ours: Callable[[], float], theirs: Callable[[], float], turns: int = 9) -> tuple[float, float, float]:
+    ours(), theirs()
+    pairs = [(ours(), theirs()) for _ in range(turns)]
+    middle = statistics.median
+    return middle(a / b for a, b in pairs), middle(a for a, _ in pairs), middle(b for _, b in pairs)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    digits, cnn = dd.Digits(WORKERS, alpha=0.1), images()
+    pixels, labels = torch.rand(1000, 64), torch.randint(10, (1000,))
+    pictures, classes = torch.randn(1000, 3, 32, 32), torch.randint(10, (1000,))
+    print(f"{'what':44s} {'ours':>10s} {'plain':>10s} {'ratio':>7s}  at most")
+    for name, steps, limit, ours, theirs in (
+        ("digits: simulated DuDe / plain loop", 1000, 1.35,
+         lambda: simulation(digits, 1000), lambda: plain_loop(mlp, pixels, labels, 1000, True)),
+        ("digits: problem.gradient / plain autograd", 1000, 1.30,
+         lambda: gradients_alone(digits, 1000), lambda: plain_loop(mlp, pixels, labels, 1000, False)),
+        ("LeNet, batch 64: simulated DuDe / plain loop", 60, 1.03,
+         lambda: simulation(cnn, 60), lambda: plain_loop(lenet, pictures, classes, 60, True)),
+    ):  # fmt: skip
+        share, mine, plain = ratio(ours, theirs)
+        print(f"{name:44s} {mine / steps * 1e6:7.0f} us {plain / steps * 1e6:7.0f} us {share:7.3f}  {limit}")
+
+
+if __name__ == "__main__":
+    main()

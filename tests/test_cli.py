@@ -1,0 +1,144 @@
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dualdelay as dd
+from dualdelay.cli import main
+from dualdelay.figures import COLOURS, draw
+
+QUADRATIC = "quadratic[centers=[[0.0],[6.0],[12.0]],noise=0.1]"
+FAST = ["--problem", QUADRATIC, "--speeds", "fixed[times=[1,2,4]]"]
+
+
+def call(*arguments):
+    try:
+        main(arguments)
+    except SystemExit as stop:
+        return stop.code
+    return 0
+
+
+def last_line(text):
+    return json.loads(text.strip().splitlines()[-1])
+
+
+def test_train_resume_and_replay_work_from_the_shell(tmp_path, capsys):
+    folder = str(tmp_path / "run")
+    assert call("train", "dude[lr=0.05,wait_for=2]", *FAST, "--updates", "40", "--folder", folder, "--json") == 0
+    out = capsys.readouterr().out
+    assert len(out.strip().splitlines()) == 1, "with --json standard output is one line"
+    trained = json.loads(out)
+    assert trained["updates"] == 40
+    assert trained["algorithm"] == "dude[lr=0.05,wait_for=2]"
+    assert trained["accuracy"] is None, "what is not a number is null in JSON"
+
+    assert call("resume", folder, "--updates", "60", "--json") == 0
+    assert last_line(capsys.readouterr().out)["updates"] == 60
+    straight = dd.simulate(
+        dd.DuDe(0.05, wait_for=2), dd.parse("problem", QUADRATIC), dd.FixedSpeeds([1, 2, 4]), updates=60, evaluate_every=60
+    )
+    assert np.array_equal(dd.replay(folder).x, straight.x)
+
+    assert call("replay", folder, "--json") == 0
+    assert last_line(capsys.readouterr().out) == {
+        "command": "replay", "folder": folder, "arrivals": len(straight.trace), "updates": 60, "same": True,
+    }  # fmt: skip
+
+
+def test_train_ends_with_tables_the_figure_and_the_folder(tmp_path, capsys):
+    assert call("train", "vanilla[lr=0.05]", *FAST, "--time", "20", "--folder", str(tmp_path / "run")) == 0
+    out = capsys.readouterr().out
+    for word in ("objective", "tau_max", "mean delay", "figure.png", "folder:"):
+        assert word in out
+    assert (tmp_path / "run" / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_compare_prints_a_table_a_figure_and_a_sentence(tmp_path, capsys):
+    folder = tmp_path / "together"
+    command = ("compare", "dude[lr=0.05]", "vanilla[lr=0.05]", "sync[lr=0.05]", *FAST)
+    command = (*command, "--time", "40", "--seeds", "0", "1", "--folder", str(folder))
+    assert call(*command) == 0
+    out = capsys.readouterr().out
+    assert "dude[lr=0.05]" in out
+    assert "To be seen" in out
+    assert (folder / "comparison.png").exists()
+    assert len(list(folder.glob("*-seed*"))) == 6
+    assert call(*command, "--json") == 0, "the same command again finds everything done"
+    assert len(last_line(capsys.readouterr().out)["runs"]) == 6
+
+
+@pytest.fixture
+def inside(tmp_path):
+    here = Path.cwd()
+    os.chdir(tmp_path)
+    yield tmp_path
+    os.chdir(here)
+
+
+def test_a_run_without_a_folder_gets_one_of_its_own(inside, capsys):
+    for _ in range(2):
+        assert call("train", "sync[lr=0.1]", *FAST, "--updates", "3") == 0
+    assert sorted(path.name for path in (inside / "runs").iterdir()) == ["sync-lr=0.1-seed0", "sync-lr=0.1-seed0-2"]
+
+
+def test_list_shows_every_name_and_explains_one(capsys):
+    assert call("list") == 0
+    out = capsys.readouterr().out
+    for name in (*dd.ALGORITHMS, *dd.PROBLEMS, *dd.SPEEDS):
+        assert name in out
+    assert call("list", "dude", "--json") == 0
+    shown = capsys.readouterr()
+    assert "fully asynchronous" in shown.err
+    assert set(last_line(shown.out)["algorithms"]) == set(dd.ALGORITHMS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("train", "dudee[lr=0.1]", "--updates", "3"), "did you mean 'dude'"),
+        (("train", "dude[lr=-1]", "--updates", "3"), "lr is -1"),
+        (("train", "dude[lr=0.1]"), "neither updates nor time"),
+        (("train", "dude[lr=0.1]", "--problem", "digit", "--updates", "3"), "did you mean 'digits'"),
+        (("train", "dude[lr=0.1]", "--speeds", "fixed[times=[1,0,2]]", *FAST[:2], "--updates", "3"), r"times\[1\] is 0"),
+        (("compare", "dude[lr=0.1]", "dude[lr=0.1]", *FAST, "--updates", "3"), "expected at least one, each only once"),
+        (("compare", "--updates", "3"), "no algorithm is given"),
+        (("resume", "nowhere"), "not the folder of a run"),
+        (("list", "dud"), "did you mean 'dude'"),
+    ],
+)  # fmt: skip
+def test_bad_input_exits_with_2_and_one_error(arguments, said, capsys, inside):
+    assert call(*arguments) == 2
+    err = capsys.readouterr().err
+    assert err.count("error:") == 1
+    assert re.search(said, err), err
+    assert not list(inside.rglob("config.json")), "nothing is left behind"
+
+
+def test_a_failed_run_exits_with_1(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert call("train", "sync[lr=0.1]", *FAST, "--updates", "3", "--folder", str(tmp_path / "file" / "run")) == 1
+    assert "could not create" in capsys.readouterr().err
+
+
+def test_labels_can_be_read_back():
+    for text in ("dude[lr=0.05,wait_for=3]", "fedbuff[lr=0.1,buffer=2,wait=true,staleness=0.5]", "mifa[lr=0.1,active=2]"):
+        assert dd.label(dd.parse("algorithm", text)) == text
+    nested = dd.parse("problem", "local_steps[k=3,lr=0.1,problem=quadratic[centers=[[1.0],[2.0]]]]")
+    assert nested.workers == 2
+    assert dd.parse("problem", dd.label(nested)).fingerprint() == nested.fingerprint()
+
+
+def test_every_method_has_a_colour_of_its_own():
+    assert set(COLOURS) == set(dd.ALGORITHMS)
+    assert len(set(COLOURS.values())) == len(COLOURS)
+
+
+def test_a_figure_shows_every_method_and_runs_that_end_at_different_times(tmp_path):
+    table = dd.compare(
+        [dd.DuDe(0.05), dd.SyncSGD(0.05)], dd.Quadratic([[0.0], [6.0]]), dd.FixedSpeeds([1, 2]), seeds=(0, 1), updates=20
+    )
+    assert draw(table, tmp_path / "figure.png").stat().st_size > 10_000

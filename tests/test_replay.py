@@ -1,0 +1,228 @@
+"""A recorded run computed again in its recorded order gives the recorded bits, and whatever does not is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from own import SCENARIOS, Cuts, Holes, Scenario, bits, mlp, own_methods, shards, three  # noqa: F401
+from safetensors.torch import load_file, save_file
+from tables import ALGORITHMS, CASES, LR
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+import dualdelay as dd
+from dualdelay.checkpoint import load_table, save_table
+
+pytestmark = pytest.mark.usefixtures("own_methods")
+
+
+def same_order_and_bits(run: dd.Run, folder: Path, problem: dd.Problem | None = None) -> None:
+    again = dd.replay(folder, problem)
+    recorded, replayed = bits(run), bits(again)
+    compared = [key for key in recorded if key.startswith("trace ") or key in ("weights", "version", "events", "error")]
+    assert [key for key in compared if recorded[key] != replayed[key]] == []
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_replay_of_every_method_gives_the_recorded_bits(name: str, case: str, tmp_path: Path) -> None:
+    run = dd.simulate(ALGORITHMS[name], *CASES[case], updates=12, folder=tmp_path / "run", evaluate_every=12)
+    same_order_and_bits(run, tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_replay_of_every_scenario_gives_the_recorded_bits(name: str, tmp_path: Path) -> None:
+    run = SCENARIOS[name].run(folder=tmp_path / "run")
+    same_order_and_bits(run, tmp_path / "run", SCENARIOS[name].again)
+
+
+def test_the_scenarios_have_in_them_what_they_are_for() -> None:
+    kinds = {name: {event["kind"] for event in SCENARIOS[name].run().trace.events} for name in SCENARIOS}
+    assert kinds["leave and join"] == {"left", "joined"}
+    assert kinds["wakes"] == {"wake"}
+    assert kinds["rejections"] == {"rejected"}
+    draws = SCENARIOS["cancelled jobs"].run().trace.draw
+    assert any(np.diff(draws[SCENARIOS["cancelled jobs"].run().trace.worker == 2]) > 1)
+
+
+@pytest.mark.parametrize("name", ["rejections", "wrong shapes", "wrong shapes, memory at workers"])
+def test_every_spoilt_gradient_is_rejected_and_no_other(name: str) -> None:
+    assert isinstance(SCENARIOS[name].problem, (Holes, Cuts))
+    run = SCENARIOS[name].run()
+    rejected = [event for event in run.trace.events if event["kind"] == "rejected"]
+    assert rejected
+    assert all(event["worker"] > 0 and event["draw"] % 7 in (2, 3) for event in rejected)
+    assert not any((run.trace.worker > 0) & np.isin(run.trace.draw % 7, (2, 3)))
+    assert run.rejected == len(rejected)
+
+
+def edit(folder: Path, change: Callable[[dict[str, Any], list[dict[str, Any]]], None]) -> None:
+    """Write a trace again with something changed in it, as somebody with a Parquet editor would."""
+    columns, about = load_table(folder / "trace.parquet")
+    columns = {name: column.copy() for name, column in columns.items()}
+    change(columns, about["events"])
+    save_table(folder / "trace.parquet", columns, about)
+
+
+@pytest.mark.parametrize("row", [0, 11, 30])
+@pytest.mark.parametrize("column", ["worker", "draw", "version", "after", "loss", "fingerprint"])
+def test_a_changed_value_in_the_trace_is_found_and_its_version_named(column: str, row: int, tmp_path: Path) -> None:
+    run = dd.simulate(dd.VanillaASGD(LR), *CASES["noisy"], updates=31, folder=tmp_path / "run")
+
+    def change(columns: dict[str, Any], events: list[dict[str, Any]]) -> None:
+        columns[column][row] = (columns[column][row] + 1) % 4 if column == "worker" else columns[column][row] + 1
+
+    edit(tmp_path / "run", change)
+    with pytest.raises(dd.ReplayMismatch, match=rf"version {run.trace.after[row]}\b") as caught:
+        dd.replay(tmp_path / "run")
+    assert not any(f"version {v} differs" in str(caught.value) for v in range(1, row + 1))
+
+
+@pytest.mark.parametrize("cut", [1, 5])
+def test_a_trace_that_lacks_its_end_is_found(cut: int, tmp_path: Path) -> None:
+    dd.simulate(dd.DuDe(LR), *CASES["noisy"], updates=20, folder=tmp_path / "run")
+    edit(tmp_path / "run", lambda columns, _: columns.update({name: c[:-cut] for name, c in columns.items()}))
+    with pytest.raises(dd.ReplayMismatch, match="version"):
+        dd.replay(tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["leave and join", "wakes", "rejections"])
+def test_a_record_without_its_events_is_found(name: str, tmp_path: Path) -> None:
+    SCENARIOS[name].run(folder=tmp_path / "run")
+    edit(tmp_path / "run", lambda _, events: events.clear())
+    with pytest.raises(dd.ReplayMismatch):
+        dd.replay(tmp_path / "run", SCENARIOS[name].again)
+
+
+def other_sample(worker: int) -> list[Any]:
+    data = shards()
+    data[worker][0][0, 0] += 1.0
+    return data
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: dd.Network(mlp(), cross_entropy, other_sample(2), 4, seed=1),
+        lambda: dd.Network(mlp(), cross_entropy, shards(), 4, seed=2),
+        lambda: dd.Network(mlp(), cross_entropy, shards(), 5, seed=1),
+        lambda: dd.Network(mlp(torch.nn.ReLU()), cross_entropy, shards(), 4, seed=1),
+        lambda: dd.Network(mlp(), torch.nn.functional.nll_loss, shards(), 4, seed=1),
+        lambda: dd.Digits(workers=3, alpha=1.0),
+    ],
+    ids=["one sample", "seed", "batch size", "layer", "loss", "problem"],
+)
+@pytest.mark.parametrize("call, failure", [(dd.replay, dd.ReplayMismatch), (dd.resume, dd.BadInput)])
+def test_another_problem_than_the_recorded_one_is_refused(
+    call: Callable[..., dd.Run], failure: type[Exception], other: Callable[[], dd.Problem], tmp_path: Path
+) -> None:
+    problem = dd.Network(mlp(), cross_entropy, shards(), 4, seed=1)
+    dd.simulate(dd.DuDe(LR), problem, three, updates=6, folder=tmp_path / "run")
+    with pytest.raises(failure, match="fingerprint"):
+        call(tmp_path / "run", problem=other())
+    call(tmp_path / "run", problem=dd.Network(mlp(), cross_entropy, shards(), 4, seed=1))
+
+
+class Liar(dd.Quadratic):
+    """Says it is the recorded problem, and is not from worker 1's fourth job on."""
+
+    def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
+        gradient, loss = super().gradient(x, worker, draw)
+        return (torch.nextafter(gradient, gradient + 1) if (worker, draw) == (1, 3) else gradient), loss
+
+
+def test_data_that_changed_behind_an_equal_fingerprint_are_found_at_the_first_version(tmp_path: Path) -> None:
+    problem, speeds = CASES["q3"]
+    run = dd.simulate(dd.DuDe(LR), problem, speeds, updates=30, folder=tmp_path / "run")
+    row = int(np.flatnonzero((run.trace.worker == 1) & (run.trace.draw == 3))[0])
+    with pytest.raises(dd.ReplayMismatch, match=rf"version {run.trace.after[row]} differs.*worker 1, job number 3"):
+        dd.replay(tmp_path / "run", Liar(**problem.settings))
+
+
+class Method(dd.VanillaASGD):
+    """A user's method."""
+
+
+class Changed(Method):
+    """The same method after somebody worked on it: version 17 comes from a step that is one part in 2**40 longer."""
+
+    def step(self, s: dd.State, a: dd.Arrival) -> list[dd.Order]:
+        s.descend(a.value, self.lr * (1 + 2.0**-40) if s.version == 16 else self.lr)
+        return [dd.send(a.worker)]
+
+
+class Redirected(Method):
+    """The same method, but at version 17 the model goes to another worker."""
+
+    def step(self, s: dd.State, a: dd.Arrival) -> list[dd.Order]:
+        s.descend(a.value, self.lr)
+        return [dd.send((a.worker + (s.version == 17)) % 3)]
+
+
+@pytest.mark.parametrize("changed, version", [(Changed, 17), (Redirected, None)])
+def test_changed_code_of_a_method_is_found_at_the_first_version(
+    changed: Any, version: int | None, tmp_path: Path
+) -> None:
+    dd.ALGORITHMS["method"] = Method
+    try:
+        run = dd.simulate(Method(LR), *CASES["q3"], updates=40, folder=tmp_path / "run")
+        same_order_and_bits(run, tmp_path / "run")
+        dd.ALGORITHMS["method"] = changed
+        # who was redirected at version 17 misses its next job: that row's version is the first that cannot be made
+        row = int(np.flatnonzero(run.trace.version == 17)[0]) if version is None else 16
+        with pytest.raises(dd.ReplayMismatch, match=rf"version {run.trace.after[row]}\b"):
+            dd.replay(tmp_path / "run")
+    finally:
+        del dd.ALGORITHMS["method"]
+
+
+def flip(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {"x": torch.nextafter(weights["x"], weights["x"] + 1)}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [flip, lambda weights: {"y": weights["x"]}, lambda weights: {"x": weights["x"][:1]}, lambda weights: {}],
+    ids=["another bit", "another name", "another shape", "nothing"],
+)
+def test_final_weights_that_are_not_the_replayed_ones_are_found(
+    change: Callable[[dict[str, Tensor]], dict[str, Tensor]], tmp_path: Path
+) -> None:
+    dd.simulate(dd.DuDe(LR), *CASES["noisy"], updates=9, folder=tmp_path / "run")
+    model = tmp_path / "run" / "model.safetensors"
+    save_file(change(load_file(model)), model)
+    with pytest.raises(dd.ReplayMismatch, match="final weights"):
+        dd.replay(tmp_path / "run")
+
+
+def test_a_run_that_is_not_finished_cannot_be_replayed_yet(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        Scenario(dd.DuDe(LR)).run(folder=tmp_path / "run", watch=(lambda state, arrival: 1 // (10 - state.version),))
+    with pytest.raises(dd.BadInput, match="not finished"):
+        dd.replay(tmp_path / "run")
+    dd.resume(tmp_path / "run")
+    assert dd.replay(tmp_path / "run").version == 24
+
+
+def test_a_run_that_was_resumed_and_lengthened_can_be_replayed(tmp_path: Path) -> None:
+    Scenario(dd.UniformASGD(LR)).run(folder=tmp_path / "run")
+    run = dd.resume(tmp_path / "run", updates=50)
+    same_order_and_bits(run, tmp_path / "run")
+
+
+def test_replay_watches_every_arrival_and_leaves_the_threads_as_they_were(tmp_path: Path) -> None:
+    run = Scenario(dd.DuDe(LR)).run(folder=tmp_path / "run")
+    seen: list[tuple[Any, ...]] = []
+    torch.set_num_threads(2)
+    try:
+        dd.replay(tmp_path / "run", watch=(lambda s, a: seen.append((*a.job, s.version, torch.get_num_threads())),))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    t = run.trace
+    assert seen == [(*row, 1) for row in zip(*(c.tolist() for c in (t.worker, t.draw, t.version, t.after)), strict=True)]

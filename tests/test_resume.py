@@ -1,0 +1,275 @@
+"""A run that was stopped, anywhere and however often, ends with the bits of the run nobody stopped."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from own import FILES, SCENARIOS, Killed, Scenario, bits, differences, kill_at, own_methods  # noqa: F401
+from tables import ALGORITHMS, CASES, LR
+
+import dualdelay as dd
+
+pytestmark = pytest.mark.usefixtures("own_methods")
+
+
+def killed(scenario: Scenario, folder: Path, count: int, **options: object) -> None:
+    with pytest.raises(Killed):
+        scenario.run(folder=folder, watch=(kill_at(count),), **options)
+
+
+def killed_again(scenario: Scenario, folder: Path, count: int, **options: object) -> None:
+    with pytest.raises(Killed):
+        dd.resume(folder, problem=scenario.again, watch=(kill_at(count),), **options)
+
+
+def never(state: dd.State, arrival: dd.Arrival) -> None:
+    raise AssertionError(f"{arrival.job} was computed again")
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_killed_at_any_arrival_every_method_ends_with_the_same_bits(name: str, tmp_path: Path) -> None:
+    scenario = Scenario(ALGORITHMS[name], options=(("updates", 13), ("checkpoint_every", 3)))
+    straight = scenario.run(folder=tmp_path / "straight")
+    arrivals = len(straight.trace)
+    for count in range(1, arrivals + 1, max(1, arrivals // 12)):
+        killed(scenario, tmp_path / f"{count}", count)
+        assert differences(dd.resume(tmp_path / f"{count}"), straight) == [], f"killed at arrival {count}"
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_killed_at_any_arrival_every_scenario_ends_with_the_same_bits(name: str, tmp_path: Path) -> None:
+    scenario = SCENARIOS[name]
+    straight = scenario.run(folder=tmp_path / "straight")
+    arrivals = len(straight.trace)
+    for count in {1, 2, *range(3, arrivals, max(1, arrivals // 6)), arrivals}:
+        killed(scenario, tmp_path / f"{count}", count)
+        resumed = dd.resume(tmp_path / f"{count}", problem=scenario.again)
+        assert differences(resumed, straight) == [], f"killed at arrival {count}"
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_killed_again_and_again_the_run_ends_with_the_same_bits(data: st.DataObject, tmp_path_factory: object) -> None:
+    problem, speeds = CASES[data.draw(st.sampled_from(sorted(CASES)))]
+    scenario = Scenario(ALGORITHMS[data.draw(st.sampled_from(sorted(ALGORITHMS)))], problem, speeds).with_options(
+        updates=data.draw(st.integers(1, 14)),
+        checkpoint_every=data.draw(st.integers(1, 5)),
+        keep=data.draw(st.integers(1, 3)),
+        evaluate_every=data.draw(st.integers(1, 6)),
+        evaluate_seconds=data.draw(st.sampled_from([None, 8.0, 50.0])),
+        seed=data.draw(st.integers(0, 3)),
+    )
+    place = tmp_path_factory.mktemp("again")
+    straight, stopped = scenario.run(folder=place / "straight"), False
+    for count in data.draw(st.lists(st.integers(1, len(straight.trace)), max_size=5)):
+        try:
+            scenario.run(folder=place / "run", watch=(kill_at(count),), go_on=True)
+        except Killed:
+            stopped = True
+    resumed = dd.resume(place / "run") if stopped else scenario.run(folder=place / "run", go_on=True)
+    assert differences(resumed, straight) == []
+
+
+NURSERY = """
+import os, random, signal, sys, time
+import pyarrow.parquet  # before the forks, so that a child writes at once
+import safetensors.torch
+import dualdelay as dd
+from test_resume import murdered
+from tables import ALGORITHMS
+
+signal.alarm(60)
+for name in sys.argv[3:]:
+    kills, patience = 0, 0.06
+    while True:
+        child = os.fork()
+        if child == 0:
+            murdered(name, sys.argv[1], ALGORITHMS)
+            os._exit(0)
+        time.sleep(random.Random(f"{sys.argv[2]} {name} {kills}").uniform(0, patience))
+        os.kill(child, signal.SIGKILL)
+        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0:
+            break
+        kills, patience = kills + 1, patience + 0.02  # patience grows so that it ends
+    print(name, kills, flush=True)
+"""
+
+
+def murdered(name: str, place: str | Path, methods: dict) -> dd.Run:
+    options = {"updates": 60, "checkpoint_every": 1, "evaluate_every": 10, "go_on": True}
+    return dd.simulate(methods[name], *CASES["noisy"], folder=Path(place) / name, **options)
+
+
+def test_killed_by_the_system_at_random_moments_the_run_ends_with_the_same_bits(tmp_path: Path) -> None:
+    names = ["dude two workers", "shuffled", "mifa active"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    seed = str(random.randrange(10**6))
+    command = [sys.executable, "-c", NURSERY, str(tmp_path / "killed"), seed, *names]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for name, (said, kills) in zip(names, (line.rsplit(" ", 1) for line in done.stdout.splitlines()), strict=True):
+        assert said == name
+        assert int(kills) >= 2, "too few kills to mean anything"
+        ended = dd.resume(tmp_path / "killed" / name, watch=(never,))
+        assert differences(ended, murdered(name, tmp_path / "straight", ALGORITHMS)) == [], f"{name}, seed {seed}"
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_interrupted_by_ctrl_c_the_run_is_saved_where_it_stands(name: str, tmp_path: Path) -> None:
+    scenario = Scenario(ALGORITHMS[name], *CASES["logistic"], options=(("updates", 20), ("checkpoint_every", 50)))
+    straight = scenario.run(folder=tmp_path / "straight")
+    arrivals = []
+
+    def interrupt(state: dd.State, arrival: dd.Arrival) -> None:
+        arrivals.append(arrival)
+        if len(arrivals) in (6, 13):
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt, match="saved after"):
+        scenario.run(folder=tmp_path / "run", watch=(interrupt,))
+    with pytest.raises(KeyboardInterrupt, match="saved after"):
+        dd.resume(tmp_path / "run", watch=(interrupt,))
+    assert len(arrivals) == 13
+    resumed = dd.resume(tmp_path / "run", watch=(lambda state, arrival: arrivals.append(arrival),))
+    assert len(arrivals) == len(straight.trace)  # nothing was computed twice
+    assert differences(resumed, straight) == []
+
+
+def test_ctrl_c_on_the_shell_exits_with_130_and_says_how_to_go_on(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    problem = "quadratic[centers=[[0.0,1.0],[6.0,2.0],[12.0,3.0]],noise=0.5]"
+    command = f"train dude[lr=0.01] --problem {problem} --speeds fixed[times=[1,2,4]] --updates 100000000"
+    options = f"--checkpoint-every 500 --evaluate-every 1000 --folder {folder}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dualdelay", *command.split(), *options.split()], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not list(folder.glob("checkpoints/*")) and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert f"dualdelay resume {folder}" in said
+    assert "Traceback" not in said
+    saved = int(said.split("saved after ")[1].split()[0])
+    resumed = dd.resume(folder, updates=saved + 100)
+    scenario = Scenario(dd.DuDe(0.01), resumed.problem, dd.FixedSpeeds([1, 2, 4]))
+    options = {"updates": saved + 100, "checkpoint_every": 500, "evaluate_every": 1000, "evaluate_seconds": None}
+    assert differences(resumed, scenario.run(folder=tmp_path / "straight", **options)) == []
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_resuming_a_finished_run_returns_it_and_computes_nothing(name: str, tmp_path: Path) -> None:
+    scenario = SCENARIOS[name]
+    finished = scenario.run(folder=tmp_path / "run")
+    expected = bits(finished)
+    resumed = dd.resume(tmp_path / "run", problem=scenario.again, watch=(never,))
+    found = bits(resumed)
+    assert [key for key in expected if found[key] != expected[key]] == []
+
+
+@pytest.mark.parametrize("lost", [FILES[3:], FILES[2:], FILES[1:]])
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_killed_while_it_writes_its_last_files_the_run_ends_with_the_same_bits(
+    name: str, lost: tuple[str, ...], tmp_path: Path
+) -> None:
+    scenario = SCENARIOS[name]
+    finished = scenario.run(folder=tmp_path / "run")
+    expected = bits(finished)
+    for file in lost:
+        (tmp_path / "run" / file).unlink()
+    found = bits(dd.resume(tmp_path / "run", problem=scenario.again))
+    assert [key for key in expected if found[key] != expected[key]] == []
+
+
+@pytest.mark.parametrize("totals", [({"updates": 9}, {"updates": 25}), ({"time": 6.0}, {"time": 15.0})])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_with_larger_totals_a_run_equals_the_longer_one(name: str, totals: tuple[dict, dict], tmp_path: Path) -> None:
+    short, long = ({"updates": None, "time": None, **total} for total in totals)
+    scenario = Scenario(ALGORITHMS[name], options=(("checkpoint_every", 4), ("evaluate_seconds", 1.5)))
+    straight = scenario.run(**long, folder=tmp_path / "straight")
+    first = scenario.run(**short, folder=tmp_path / "run")
+    longer = dd.resume(tmp_path / "run", **long)
+    assert len(longer.trace) > len(first.trace)
+    assert differences(longer, straight) == []
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 16])
+def test_killed_after_it_was_given_larger_totals_a_run_goes_on_to_them(count: int, tmp_path: Path) -> None:
+    scenario = Scenario(dd.VanillaASGD(LR), options=(("checkpoint_every", 4),))
+    straight = scenario.run(updates=33, folder=tmp_path / "straight")
+    scenario.run(updates=10, folder=tmp_path / "run")
+    killed_again(scenario, tmp_path / "run", count, updates=33)
+    assert differences(dd.resume(tmp_path / "run"), straight) == []
+
+
+@pytest.mark.parametrize("short", [10, 15, 100])
+def test_a_longer_run_stops_early_where_the_straight_one_does(short: int, tmp_path: Path) -> None:
+    scenario = SCENARIOS["early stop at a checkpoint"]
+    straight = scenario.run(updates=300, folder=tmp_path / "straight")
+    assert (straight.ended, straight.version) == ("stop", 15)
+    scenario.run(updates=short, folder=tmp_path / "run")
+    assert differences(dd.resume(tmp_path / "run", updates=300), straight) == []
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_over(tmp_path: Path) -> None:
+    scenario = Scenario(dd.DuDe(LR), options=(("checkpoint_every", 20),))
+    straight = scenario.run(folder=tmp_path / "straight")
+    killed(scenario, tmp_path / "run", 15)
+    assert not list((tmp_path / "run").glob("*/*"))
+    arrivals = []
+    resumed = dd.resume(tmp_path / "run", watch=(lambda state, arrival: arrivals.append(arrival),))
+    assert len(arrivals) == len(straight.trace)
+    assert differences(resumed, straight) == []
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4, 0.999])
+@pytest.mark.parametrize("kind", ["checkpoints", "trace"])
+def test_killed_while_it_writes_a_checkpoint_the_run_goes_on_from_the_one_before(
+    kind: str, share: float, tmp_path: Path
+) -> None:
+    scenario = Scenario(dd.DuDe(LR, memory="workers"))
+    straight = scenario.run(folder=tmp_path / "straight")
+    killed(scenario, tmp_path / "run", 20)
+    newest = max((tmp_path / "run" / kind).iterdir())
+    torn = newest.with_name(f".{newest.name}.part")
+    torn.write_bytes(newest.read_bytes()[: int(share * newest.stat().st_size)])
+    if kind == "checkpoints":  # killed before the rename, so the file itself is not there
+        newest.unlink()
+    resumed = dd.resume(tmp_path / "run")
+    assert differences(resumed, straight) == []
+    assert resumed.notes == ()  # an unfinished file is no damage
+    assert not torn.exists()
+
+
+def test_a_resumed_run_keeps_the_threads_it_was_started_with(tmp_path: Path) -> None:
+    script = textwrap.dedent(
+        """
+        import sys, torch, dualdelay as dd
+        torch.set_num_threads(int(sys.argv[1]))
+        seen = []
+        watch = lambda state, arrival: seen.append(torch.get_num_threads())
+        run = dd.resume(sys.argv[2], updates=12, watch=(watch,))
+        assert torch.get_num_threads() == int(sys.argv[1])
+        print(set(seen))
+        """
+    )
+    dd.simulate(dd.DuDe(LR), *CASES["q3"], updates=5, folder=tmp_path / "run")
+    import torch
+
+    before = torch.get_num_threads()
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(before + 1), str(tmp_path / "run")], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == f"{{{before}}}", done.stderr
