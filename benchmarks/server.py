@@ -16,8 +16,8 @@ from collections.abc import Callable
 import torch
 
 import dualdelay as dd
-from dualdelay.core import is_finite
 from dualdelay.draws import Draws
+from dualdelay.state import is_finite
 
 WEIGHTS = 10_000_000
 

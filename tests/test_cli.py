@@ -105,7 +105,7 @@ def test_list_shows_every_name_and_explains_one(capsys):
         (("train", "dude[lr=0.1]", "--problem", "digit", "--updates", "3"), "did you mean 'digits'"),
         (("train", "dude[lr=0.1]", "--speeds", "fixed[times=[1,0,2]]", *FAST[:2], "--updates", "3"), r"times\[1\] is 0"),
         (("compare", "dude[lr=0.1]", "dude[lr=0.1]", *FAST, "--updates", "3"), "expected at least one, each only once"),
-        (("compare", "--updates", "3"), "no algorithm is given"),
+        (("compare", "--updates", "3"), "expected at least one"),
         (("resume", "nowhere"), "not the folder of a run"),
         (("list", "dud"), "did you mean 'dude'"),
     ],

@@ -72,7 +72,8 @@ def test_a_rejected_difference_is_not_kept_by_its_worker():
     # were it kept, the next difference would be x - nan, and later ones would never reach the sum
     faulty = Faulty(one_nan, lambda worker, draw: draw in (0, 2, 3))
     (_, server), (run, workers) = (
-        archive(dd.DuDe(0.05, memory=memory), faulty, dd.FixedSpeeds(SECONDS), updates=60) for memory in ("server", "workers")
+        archive(dd.DuDe(0.05, memory=memory), faulty, dd.FixedSpeeds(SECONDS), updates=60)
+        for memory in ("server", "workers")
     )
     assert torch.allclose(torch.stack(server), torch.stack(workers), rtol=0, atol=1e-12) and run.rejected == 12
 
@@ -95,7 +96,7 @@ REFUSING = [row for row, algorithm in ALGORITHMS.items() if type(algorithm).leav
 def limit(algorithm, changes, problem=None, speeds=None):
     q3, seconds = CASES["q3"]
     run = dd.simulate(algorithm, problem or q3, speeds or seconds, updates=2200, changes=changes, evaluate_every=2200)
-    assert run.error < 1e-14
+    assert run.error < 1e-14 or run.state.n == 1  # alone its gradient tends to zero, and the error is relative to that
     return float(run.x), run.state.n
 
 
@@ -108,13 +109,9 @@ def test_who_left_counts_no_more(row, moment):
 
 @dudes
 def test_who_is_never_heard_of_again_counts_with_its_last_gradient(row):
-    # section 10: the gradient at w = 0 is -12 for good, so (w - 0) + (w - 6) - 12 = 0; with a start from zero, too
+    # section 10: its gradient at w = 0 is -12 for good, so (w - 0) + (w - 6) - 12 = 0
     silent = dd.RecordedSpeeds([[1.0], [2.0], [4.0, 1e9]])
-    first = 0.0 if DUDES[row].start != "zeros" else None
-    x, n = limit(DUDES[row], [], speeds=silent)
-    assert n == 3
-    if first is not None:
-        assert x == pytest.approx(9, abs=1e-9)
+    assert limit(DUDES[row], [], speeds=silent) == (pytest.approx(9, abs=1e-9), 3)
 
 
 @dudes

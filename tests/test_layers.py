@@ -9,14 +9,15 @@ SOURCE = Path(dd.__file__).parent
 
 # imports go to the left only; parts of one layer do not know one another
 LAYERS = [
-    {"draws"},
+    {"draws", "errors", "state"},
     {"core"},
     {"trace", "speeds", "algorithms", "problems"},
     {"clocks", "delays"},
     {"fleets"},
     {"loop"},
-    {"checkpoint", "config"},
-    {"result"},
+    {"files", "config"},
+    {"folder", "result"},
+    {"drive"},
     {"run"},
     {"comparison"},
     {"reports", "figures", "progress"},
@@ -57,7 +58,7 @@ def test_imports_go_down_only():
 def test_algorithms_know_only_the_core():
     for path in (SOURCE / "algorithms").glob("[a-z]*.py"):
         ours = {name for name in imports(path) if name.startswith("dualdelay.")}
-        assert ours <= {"dualdelay.core", "dualdelay.draws"}, path.name
+        assert ours <= {"dualdelay.core", "dualdelay.draws", "dualdelay.errors", "dualdelay.state"}, path.name
 
 
 def test_matplotlib_is_imported_in_one_file_and_pickle_in_none():
@@ -70,7 +71,7 @@ def test_files_stay_small():
     lengths = {path.name: len(path.read_text().splitlines()) for _, path in modules()}
     algorithms = {path.name: len(path.read_text().splitlines()) for path in (SOURCE / "algorithms").glob("[a-z]*.py")}
     assert max(algorithms.values()) <= 80
-    assert max(lengths.values()) <= 350
+    assert max(lengths.values()) <= 270
 
 
 def test_a_machine_with_torch_and_numpy_alone_can_simulate():

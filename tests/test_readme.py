@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import dualdelay as dd
 from dualdelay.cli import main
 
 ROOT = Path(__file__).parents[1]
@@ -22,10 +23,12 @@ def blocks(language):
 
 @pytest.fixture
 def inside(tmp_path):
-    here = Path.cwd()
+    here, known = Path.cwd(), dict(dd.ALGORITHMS)
     os.chdir(tmp_path)
     yield tmp_path
     os.chdir(here)
+    dd.ALGORITHMS.clear()
+    dd.ALGORITHMS.update(known)
 
 
 @pytest.mark.parametrize("code", blocks("python"))
@@ -54,8 +57,6 @@ def test_the_readme_shows_dudes_file_as_it_is():
 
 
 def test_the_readme_lists_every_method():
-    import dualdelay as dd
-
     text = (ROOT / "README.md").read_text()
     for name, method in dd.ALGORITHMS.items():
         assert f"`{name}`" in text

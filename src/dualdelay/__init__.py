@@ -16,26 +16,10 @@ from .algorithms import (
 from .clocks import join, leave
 from .comparison import compare
 from .config import label, parse
-from .core import (
-    AggregateState,
-    Algorithm,
-    Arrival,
-    BadInput,
-    DualDelayError,
-    Job,
-    Order,
-    Problem,
-    ReplayMismatch,
-    RunFailed,
-    State,
-    again,
-    aggregate,
-    cancel,
-    send,
-    wake,
-)
+from .core import Algorithm, Arrival, Job, Order, Problem, again, cancel, send, wake
 from .delays import Delays, delay_grids
 from .draws import Draws
+from .errors import BadInput, DualDelayError, ReplayMismatch, RunFailed
 from .problems import PROBLEMS, Digits, LocalSteps, Logistic, Network, Quadratic, without_batchnorm
 from .result import EarlyStop, Run
 from .run import replay, resume, simulate
@@ -51,6 +35,7 @@ from .speeds import (
     SpeedModel,
     TruncatedNormalSpeeds,
 )
+from .state import AggregateState, State, aggregate
 from .trace import Table, Trace
 
 __all__ = [

@@ -17,10 +17,12 @@ from rich.console import Console
 from . import comparison as comparing
 from . import reports
 from . import run as running
-from .checkpoint import Folder, save_table
 from .config import REGISTRIES, label, parse
-from .core import BadInput, DualDelayError, nearest
+from .drive import Interrupted
+from .errors import BadInput, DualDelayError, nearest
 from .figures import draw
+from .files import save_table
+from .folder import Folder
 from .progress import Watcher
 from .result import EarlyStop, Run, plain
 from .speeds import Link
@@ -92,8 +94,8 @@ def _going_on_with(command: str) -> Iterator[None]:
     """If the run is interrupted, say how to go on."""
     try:
         yield
-    except running.Interrupted as interrupt:
-        raise running.Interrupted(f"{interrupt}. Go on with: {command}") from None
+    except Interrupted as interrupt:
+        raise Interrupted(f"{interrupt}. Go on with: {command}") from None
 
 
 def _console(json: bool) -> Console:
@@ -162,8 +164,7 @@ def compare(
     Example: dualdelay compare 'dude[lr=0.05]' 'vanilla[lr=0.05]' 'sync[lr=0.05]' --time 500 --seeds 0 1 2
     """
     methods = [parse("algorithm", text) for text in algorithms]
-    if not methods:
-        raise BadInput("no algorithm is given; name at least one, such as 'dude[lr=0.05]'. See: dualdelay list algorithms")
+    comparing.named(methods)  # refuses an empty or doubled list before anything is computed
     folder, console = common.folder or _free("compare"), _console(common.json)
     ended = []
     for seed in seeds:

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from .core import BadInput, ReplayMismatch
+from .errors import BadInput, ReplayMismatch
 from .speeds import Link, SpeedModel
 from .trace import Trace
 

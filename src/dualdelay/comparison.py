@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from .config import label
-from .core import Algorithm, BadInput, Problem
+from .core import Algorithm, Problem
+from .errors import BadInput
 from .result import Run
 from .run import simulate
 from .speeds import SpeedModel
@@ -53,6 +54,15 @@ def slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.=-]+", "-", text).strip("-")
 
 
+def named(algorithms: Sequence[Algorithm[Any]] | Mapping[str, Algorithm[Any]]) -> dict[str, Algorithm[Any]]:
+    """The algorithms of a comparison by their labels."""
+    names = dict(algorithms) if isinstance(algorithms, Mapping) else {label(method): method for method in algorithms}
+    if not names or len(names) != len(algorithms):
+        given = [label(method) for method in (algorithms.values() if isinstance(algorithms, Mapping) else algorithms)]
+        raise BadInput(f"the algorithms are {given}; expected at least one, each only once, such as 'dude[lr=0.05]'.")
+    return names
+
+
 def runs(
     algorithms: Sequence[Algorithm[Any]] | Mapping[str, Algorithm[Any]],
     problem: Problem,
@@ -63,14 +73,11 @@ def runs(
     **options: Any,
 ) -> Iterator[Ended]:
     """The runs of a comparison, one after the other: label, seed and run."""
-    named = dict(algorithms) if isinstance(algorithms, Mapping) else {label(method): method for method in algorithms}
-    if not named or len(named) != len(algorithms):
-        raise BadInput(f"the algorithms are {[label(a) for a in algorithms]}; expected at least one, each only once.")
     if seeds is not None and len(seeds) == 0:
         raise BadInput("seeds is empty; expected at least one whole number.")
     for seed in [options.pop("seed", 0)] if seeds is None else seeds:
         mine, pace = (problem, speeds) if seeds is None else (problem.reseeded(seed), reseeded(speeds, seed))
-        for name, method in named.items():
+        for name, method in named(algorithms).items():
             place = None if folder is None else Path(folder) / f"{slug(name)}-seed{seed}"
             yield name, seed, simulate(method, mine, pace, seed=seed, folder=place, go_on=True, **options)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .algorithms import ALGORITHMS
-from .core import BadInput, nearest
+from .errors import BadInput, nearest
 from .problems import PROBLEMS
 from .speeds import SPEEDS, Link
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from .checkpoint import write
-from .core import BadInput
+from .errors import BadInput
+from .files import write
 from .trace import Table
 
 # Okabe and Ito's colours, told apart by people with any kind of colour vision; a method has the same one everywhere.

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from .clocks import Clock, Due
-from .core import Arrival, BadInput, Job, Order, Problem
+from .core import Arrival, Job, Order, Problem
+from .errors import BadInput
 
 Message = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
 

@@ -10,9 +10,11 @@ from typing import Any
 from torch import Tensor
 
 from .clocks import Clock, Due
-from .core import Algorithm, Arrival, BadInput, DualDelayError, Problem, RunFailed, State, again, checksum, is_finite
+from .core import Algorithm, Arrival, Problem, again
 from .draws import Draws
+from .errors import BadInput, DualDelayError, RunFailed
 from .fleets import LocalFleet
+from .state import State, checksum, is_finite
 from .trace import Recorder, Table
 
 Metric = Callable[[Any], float]

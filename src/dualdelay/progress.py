@@ -9,7 +9,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from .core import Arrival, State
+from .core import Arrival
+from .state import State
 
 _SHOW_AFTER = 2.0
 _LINE_EVERY = 10.0  # seconds between lines where there is no terminal to draw on

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from .core import AggregateState, Algorithm, BadInput, Problem, State, require_whole
+from .core import Algorithm, Problem
 from .delays import Delays, delays
+from .errors import BadInput, require_whole
+from .state import AggregateState, State
 from .trace import Table, Trace
 
 

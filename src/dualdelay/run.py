@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,62 +14,18 @@ import torch
 from torch import Tensor
 
 from . import __version__
-from .checkpoint import Folder, equal_bits, load_weights
 from .clocks import Change, RecordedClock, VirtualClock
 from .config import describe, rebuild
-from .core import (
-    AggregateState,
-    Algorithm,
-    Arrival,
-    BadInput,
-    Problem,
-    ReplayMismatch,
-    RunFailed,
-    State,
-    require_one_of,
-    require_positive,
-    require_whole,
-)
+from .core import Algorithm, Problem
+from .drive import Watch, drive, ended_run, threads
+from .errors import BadInput, ReplayMismatch, require_one_of, require_positive, require_whole
+from .files import load_weights
+from .folder import Folder
 from .loop import Loop, Metric, Schedule
-from .result import EarlyStop, Run, plain
+from .result import EarlyStop, Run
 from .speeds import Link, SpeedModel
-from .trace import Table
 
-Watch = Callable[[State, Arrival], None]
 Start = Tensor | Mapping[str, Tensor] | str | Path | None
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, after the run was saved."""
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def _ctrl_c(active: bool) -> Iterator[list[bool]]:
-    """While this lasts, Ctrl-C sets the flag instead of breaking into a step; a second one breaks in."""
-    asked = [False]
-
-    def ask(*_: object) -> None:
-        asked[0] = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    if not active or threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-    before = signal.signal(signal.SIGINT, ask)
-    try:
-        yield asked
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _starting_point(problem: Problem, start: Start, seed: int) -> Tensor:
@@ -143,14 +96,14 @@ def simulate(
     loop = _loop(config, algorithm, problem, speeds, x, metrics)
     if folder is None:
         loop.begin()
-        return _go(loop, config, None, watch, stop)
+        return drive(loop, config, None, watch, stop)
     config["fingerprint"] = problem.fingerprint()
     if go_on and Path(folder).exists():
         _require_same(config, Folder(Path(folder)))
         return resume(folder, problem=problem, algorithm=algorithm, speeds=speeds, metrics=metrics, watch=watch)
     config["versions"] = {"torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version()}
     loop.begin()
-    return _go(loop, config, Folder.create(Path(folder), config, x), watch, stop)
+    return drive(loop, config, Folder.create(Path(folder), config, x), watch, stop)
 
 
 def _require_same(config: Mapping[str, Any], folder: Folder) -> None:
@@ -199,70 +152,6 @@ def _loop(
     return Loop(algorithm, problem, clock, x, seed=config["seed"], schedule=schedule, metrics=metrics, bad=config["bad"])
 
 
-def _go(
-    loop: Loop,
-    config: Mapping[str, Any],
-    folder: Folder | None,
-    watch: Sequence[Watch],
-    stop: EarlyStop | None,
-    notes: tuple[str, ...] = (),
-    ended: str = "",
-) -> Run:
-    """Advance a loop to its end, saving on the way; ``ended`` if it is there already."""
-    updates, limit, every = config["updates"], config["time"], config["checkpoint_every"]
-    saved = len(loop.recorder)
-
-    def save() -> None:
-        nonlocal saved
-        if folder is not None:
-            folder.save(loop.save(), loop.recorder.rows(saved), len(loop.recorder), config["keep"])
-            saved = len(loop.recorder)
-
-    judged = len(loop.rows)
-    with _threads(config["threads"]), _ctrl_c(folder is not None) as interrupted:
-        while not ended:
-            due = loop.clock.peek()
-            if updates is not None and loop.state.version >= updates:
-                ended = "updates"
-            elif due is None:
-                raise RunFailed("nothing is in flight and nothing is due: the algorithm gave nobody anything to do.")
-            elif limit is not None and due.time > limit:
-                loop.evaluate_before(math.nextafter(limit, math.inf))
-                ended = "time"
-            else:
-                loop.evaluate_before(due.time)
-                before = loop.state.version
-                arrival = loop.advance()
-                if arrival is not None:
-                    for function in watch:
-                        function(loop.state, arrival)
-                if loop.state.version != before and loop.state.version % every == 0:
-                    save()
-                if interrupted[0]:
-                    save()
-                    raise Interrupted(f"saved after {loop.state.version} updates")
-            if stop is not None and len(loop.rows) > judged:
-                judged = len(loop.rows)
-                ended = "stop" if stop(loop.table) else ended
-        if len(loop.recorder) > saved or (folder is not None and not folder.checkpoints()):
-            save()
-        rows = loop.rows
-        now = limit if ended == "time" else loop.recorder.last_time
-        if rows[-1]["version"] != loop.state.version or rows[-1]["time"] != now:
-            loop.rows = [*rows, loop.evaluate(now)]  # the end is always evaluated, on schedule or not
-        table, loop.rows = loop.table, rows
-    run = _ended(loop, table, now, ended, None if folder is None else folder.path, notes)
-    if folder is not None:
-        folder.finish(run.trace, run.metrics, run.state_dict(), plain(run.summary()))
-    return run
-
-
-def _ended(loop: Loop, table: Table, now: float, ended: str, path: Path | None, notes: tuple[str, ...] = ()) -> Run:
-    state = loop.state
-    error = state.error(loop.fleet.held) if isinstance(state, AggregateState) else None
-    return Run(loop.algorithm, loop.problem, state, loop.recorder.trace(), table, now, ended, error, path, notes)
-
-
 def _recorded_problem(config: Mapping[str, Any], problem: Problem | None, failure: type[Exception]) -> Problem:
     """The problem of a run's folder, built again or given again, and checked."""
     built: Problem = rebuild("problem", config["problem"]) if problem is None else problem
@@ -308,17 +197,17 @@ def resume(
     method, pace = rebuild("algorithm", config["algorithm"], algorithm), rebuild("speeds", config["speeds"], speeds)
     stop = None if config["stop"] is None else EarlyStop(**config["stop"])
     loop = _loop(config, method, built, pace, place.start(), metrics)
-    with _threads(config["threads"]):
+    with threads(config["threads"]):
         loaded = place.load()
         if loaded is None:
             place.clear_after(0)
             loop.begin()
-            return _go(loop, config, place, watch, stop)
+            return drive(loop, config, place, watch, stop)
     content, rows, notes = loaded
     loop.load(content, rows)
     place.clear_after(content["arrivals"])
     ended = result["ended"] if result is not None and result["arrivals"] == content["arrivals"] else ""
-    return _go(loop, config, place, watch, stop, tuple(notes), ended)
+    return drive(loop, config, place, watch, stop, tuple(notes), ended)
 
 
 def replay(
@@ -334,7 +223,7 @@ def replay(
     built = _recorded_problem(config, problem, ReplayMismatch)
     method = rebuild("algorithm", config["algorithm"], algorithm)
     loop = Loop(method, built, RecordedClock(trace), place.start(), seed=config["seed"])
-    with _threads(config["threads"]):
+    with threads(config["threads"]):
         loop.begin()
         row = 0
         while loop.clock.peek() is not None:
@@ -354,6 +243,6 @@ def replay(
             for function in watch:
                 function(loop.state, a)
     for name, recorded in load_weights(place.path / "model.safetensors").items():
-        if not equal_bits(built.state_dict(loop.state.x)[name], recorded):
+        if not torch.equal(built.state_dict(loop.state.x)[name].view(torch.uint8), recorded.view(torch.uint8)):
             raise ReplayMismatch(f"version {loop.state.version} differs: the final weights {name!r} are not the recorded.")
-    return _ended(loop, loop.table, loop.recorder.last_time, "replay", place.path)
+    return ended_run(loop, loop.table, loop.recorder.last_time, "replay", place.path)

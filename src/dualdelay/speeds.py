@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
-from .core import BadInput, require_positive, require_whole
 from .draws import Draws
+from .errors import BadInput, require_positive, require_whole
 
 _STANDARD = NormalDist()
 

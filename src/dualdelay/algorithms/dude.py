@@ -10,8 +10,10 @@ from typing import Literal
 
 from torch import Tensor
 
-from ..core import AggregateState, Algorithm, Arrival, Orders, aggregate, require_one_of, require_whole, send
+from ..core import Algorithm, Arrival, Orders, send
 from ..draws import Draws
+from ..errors import require_one_of, require_whole
+from ..state import AggregateState, aggregate
 
 
 @dataclass(kw_only=True)

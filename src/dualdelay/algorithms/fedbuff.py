@@ -10,8 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core import Algorithm, Arrival, BadInput, Orders, State, blocks, require_positive, require_whole, send
+from ..core import Algorithm, Arrival, Orders, send
 from ..draws import Draws
+from ..errors import BadInput, require_positive, require_whole
+from ..state import State, blocks
 
 
 @dataclass(kw_only=True)

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..core import AggregateState, Algorithm, Arrival, Orders, aggregate, require_whole, send
+from ..core import Algorithm, Arrival, Orders, send
 from ..draws import Draws
+from ..errors import require_whole
+from ..state import AggregateState, aggregate
 
 
 @dataclass(kw_only=True)

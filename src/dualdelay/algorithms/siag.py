@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..core import AggregateState, Algorithm, Arrival, Orders, aggregate, send
+from ..core import Algorithm, Arrival, Orders, send
 from ..draws import Draws
+from ..state import AggregateState, aggregate
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core import Algorithm, Arrival, Orders, State, blocks
+from ..core import Algorithm, Arrival, Orders
 from ..draws import Draws
+from ..state import State, blocks
 
 
 @dataclass(kw_only=True)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..core import Algorithm, Arrival, Orders, State, send
+from ..core import Algorithm, Arrival, Orders, send
 from ..draws import Draws
+from ..state import State
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from ..core import BadInput, require_one_of, require_whole
 from ..draws import Draws
+from ..errors import BadInput, require_one_of, require_whole
 
 _AHEAD = 32  # minibatches of a worker that are named together: one by one their names cost as much as a small gradient
 _MOST_AHEAD = 1024  # workers for which that is kept

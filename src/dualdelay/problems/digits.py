@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from ..core import BadInput, require_whole
 from ..draws import Draws
+from ..errors import BadInput, require_whole
 from .network import Network
 from .splits import split_samples
 

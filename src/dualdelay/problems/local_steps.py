@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core import Problem, require_positive, require_whole
+from ..core import Problem
+from ..errors import require_positive, require_whole
 
 
 class LocalSteps(Problem):

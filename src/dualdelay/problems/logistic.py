@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from ..core import BadInput, Problem, require_positive, require_whole
+from ..core import Problem
 from ..draws import Draws
+from ..errors import BadInput, require_positive, require_whole
 from .data import Minibatches, Shard, digest
 
 

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..core import BadInput, Problem
+from ..core import Problem
 from ..draws import Draws
+from ..errors import BadInput
 from .batchnorm import refuse_batchnorm
 from .data import Minibatches, Shard, digest
 

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core import BadInput, Problem
+from ..core import Problem
 from ..draws import Draws
+from ..errors import BadInput
 
 
 def _tensor(name: str, values: Any) -> Tensor:

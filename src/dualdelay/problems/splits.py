@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core import BadInput, require_one_of, require_positive, require_whole
 from ..draws import Draws, Integers
+from ..errors import BadInput, require_one_of, require_positive, require_whole
 
 _TRIES = 1000
 

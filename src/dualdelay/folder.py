@@ -1,13 +1,11 @@
-"""A run's folder: its configuration, trace, metrics, checkpoints and final model; each file is whole or not there.
+"""A run's folder: its configuration, trace, metrics, checkpoints and final model.
 
 A checkpoint is one safetensors file named by its number of arrivals and by a digest of its bytes, so that damage shows.
-Nothing is pickled: structure is JSON in the file's header.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import shutil
@@ -16,120 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from .core import BadInput, RunFailed
+from .errors import BadInput, RunFailed
+from .files import decode, encode, load_table, load_weights, save_table, save_weights, write
 from .trace import Table, Trace
-
-
-def write(path: Path, data: bytes) -> None:
-    """Put a file in place at once: a reader sees the old one or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise RunFailed(
-            f"could not write {path} ({error.strerror}). What was saved before is intact; make room or choose another "
-            "folder, then resume."
-        ) from error
-
-
-def pack(value: Any, tensors: dict[int, tuple[str, Tensor]]) -> Any:
-    """Plain values for JSON; tensors are collected under names by their identity, so that one is saved once."""
-    if isinstance(value, Tensor):
-        return {"tensor": tensors.setdefault(id(value), (f"t{len(tensors)}", value))[0]}
-    if isinstance(value, (set, frozenset)):
-        return {"set": sorted(value)}
-    if isinstance(value, (list, tuple)):
-        return [pack(item, tensors) for item in value]
-    if isinstance(value, dict):
-        return {"dict": {key: pack(item, tensors) for key, item in value.items()}}
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise BadInput(f"a {type(value).__name__} cannot be saved; keep numbers, texts, tensors, lists and sets in a state.")
-
-
-def unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The inverse of ``pack``."""
-    if isinstance(value, list):
-        return [unpack(item, tensors) for item in value]
-    if isinstance(value, dict):
-        if "tensor" in value:
-            return tensors[value["tensor"]]
-        return set(value["set"]) if "set" in value else {key: unpack(v, tensors) for key, v in value["dict"].items()}
-    return value
-
-
-def encode(content: Mapping[str, Any]) -> bytes:
-    """A safetensors file with JSON in its header."""
-    from safetensors.torch import save
-
-    tensors: dict[int, tuple[str, Tensor]] = {}
-    text = json.dumps(pack(dict(content), tensors))
-    return save({name: tensor.contiguous().clone() for name, tensor in tensors.values()}, {"content": text})
-
-
-def decode(data: bytes) -> dict[str, Any]:
-    """The inverse of ``encode``."""
-    from safetensors.torch import load
-
-    length = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + length])
-    content: dict[str, Any] = unpack(json.loads(header["__metadata__"]["content"]), load(data))
-    return content
-
-
-def save_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
-    """Write a state dict as safetensors."""
-    from safetensors.torch import save
-
-    write(path, save({name: tensor.contiguous().clone() for name, tensor in weights.items()}))
-
-
-def load_weights(path: Path) -> dict[str, Tensor]:
-    """Read a state dict."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except FileNotFoundError:
-        raise BadInput(f"there is no file {path}.") from None
-    except (SafetensorError, OSError) as error:
-        raise BadInput(f"{path} is damaged or no safetensors file ({error}).") from None
-
-
-def save_table(path: Path, columns: Mapping[str, Any], about: Mapping[str, Any] | None = None) -> None:
-    """Write columns as Parquet with page checksums; ``about`` goes into the file's metadata."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    table = pa.table({name: pa.array(column) for name, column in columns.items()})
-    table = table.replace_schema_metadata({"dualdelay": json.dumps(about or {})})
-    sink = io.BytesIO()
-    pq.write_table(table, sink, write_page_checksum=True)
-    write(path, sink.getvalue())
-
-
-def load_table(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read columns and what was written about them."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.read_table(path, page_checksum_verification=True)
-        about: dict[str, Any] = json.loads((table.schema.metadata or {}).get(b"dualdelay", b"{}"))
-        return {name: table[name].to_numpy() for name in table.column_names}, about
-    except FileNotFoundError:
-        raise BadInput(f"there is no file {path}.") from None
-    except (OSError, pa.ArrowException, ValueError) as error:
-        raise BadInput(f"{path} is damaged or no Parquet file ({str(error).splitlines()[0]}).") from None
 
 
 def _digest(config: Mapping[str, Any]) -> str:
@@ -278,8 +167,3 @@ class Folder:
             raise BadInput(f"the run in {self.path} is not finished; finish it first: dualdelay resume {self.path}")
         columns, about = load_table(self.path / "trace.parquet")
         return Trace(columns, about.get("events", []))
-
-
-def equal_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors hold the same bits."""
-    return a.dtype == b.dtype and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
