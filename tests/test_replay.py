@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from own import SCENARIOS, Cuts, Holes, Scenario, bits, mlp, own_methods, shards, three  # noqa: F401
@@ -16,7 +19,6 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
-from dualdelay.files import load_table, save_table
 
 pytestmark = pytest.mark.usefixtures("own_methods")
 
@@ -63,10 +65,12 @@ def test_every_spoilt_gradient_is_rejected_and_no_other(name: str) -> None:
 
 def edit(folder: Path, change: Callable[[dict[str, Any], list[dict[str, Any]]], None]) -> None:
     """Write a trace again with something changed in it, as somebody with a Parquet editor would."""
-    columns, about = load_table(folder / "trace.parquet")
-    columns = {name: column.copy() for name, column in columns.items()}
+    table = pq.read_table(folder / "trace.parquet")
+    columns = {name: table[name].to_numpy().copy() for name in table.column_names}
+    about = json.loads(table.schema.metadata[b"dualdelay"])
     change(columns, about["events"])
-    save_table(folder / "trace.parquet", columns, about)
+    table = pa.table(columns).replace_schema_metadata({"dualdelay": json.dumps(about)})
+    pq.write_table(table, folder / "trace.parquet")
 
 
 @pytest.mark.parametrize("row", [0, 11, 30])

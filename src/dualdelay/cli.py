@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json as jsonlib
-import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -21,72 +19,20 @@ from .config import REGISTRIES, label, parse
 from .drive import Interrupted
 from .errors import BadInput, DualDelayError, nearest
 from .figures import draw
+from .options import Common
 from .files import save_table
 from .folder import Folder
 from .progress import Watcher
-from .result import EarlyStop, Run, plain
-from .speeds import Link
+from .result import Run, plain
 from .trace import Table
 
 Json = Annotated[bool, tyro.conf.arg(help="Print one line of JSON at the end, and the rest to standard error.")]
-
-
-@dataclasses.dataclass(frozen=True)
-class Common:
-    """What every simulation can be told."""
-
-    problem: str = "digits"
-    """What is trained, such as 'digits[workers=10,alpha=0.1]'. See: dualdelay list problems"""
-    speeds: str = "truncated_normal[std=1]"
-    """How fast the workers are, such as 'fixed[times=[1,2,4]]'. See: dualdelay list speeds"""
-    updates: int | None = None
-    """Stop after so many server updates."""
-    time: float | None = None
-    """Stop at this simulated time; arrivals at exactly that time count."""
-    folder: Path | None = None
-    """Where the run is kept, so that it can be resumed and replayed; by default a new folder under runs/."""
-    checkpoint_every: int | None = None
-    """Save after every so many updates; by default about twenty times in all."""
-    keep: int = 3
-    """How many checkpoints stay."""
-    evaluate_every: int | None = None
-    """Evaluate the model after every so many updates."""
-    evaluate_seconds: float | None = None
-    """Evaluate the model at every so many simulated seconds; by default fifty times in all."""
-    latency: float = 0.0
-    """Seconds that a message takes, whatever its size; the paper has none."""
-    bandwidth: float = math.inf
-    """Bytes per second at which messages travel; the paper has no limit."""
-    metric: str = "objective"
-    """What early stopping looks at."""
-    target: float | None = None
-    """Stop early when the metric is this good."""
-    patience: int | None = None
-    """Stop early after so many evaluations without a new best metric."""
-    bad: Literal["retry", "stop"] = "retry"
-    """What happens when a gradient is not finite: the worker tries again, or the run stops."""
-    start: Path | None = None
-    """Initial weights, a model.safetensors of an earlier run."""
-    json: bool = False
-    """Print one line of JSON at the end, and everything else to standard error."""
-
-    def options(self) -> dict[str, Any]:
-        """The arguments of ``simulate`` that these settings stand for."""
-        names = ("updates", "time", "checkpoint_every", "keep", "evaluate_every", "evaluate_seconds", "bad", "start")
-        early = self.target is not None or self.patience is not None
-        stop = EarlyStop(self.metric, self.target, self.patience) if early else None
-        return {name: getattr(self, name) for name in names} | {"stop": stop, "link": Link(self.latency, self.bandwidth)}
 
 
 def _free(name: str) -> Path:
     """A folder under runs/ that does not exist yet."""
     base = Path("runs") / name
     return next(p for p in (base, *(base.with_name(f"{base.name}-{k}") for k in range(2, 10_000))) if not p.exists())
-
-
-def _problem_and_speeds(common: Common, seed: int) -> tuple[Any, Any]:
-    problem = parse("problem", common.problem, seed=seed)
-    return problem, parse("speeds", common.speeds, n=problem.workers, seed=seed)
 
 
 @contextmanager
@@ -140,8 +86,9 @@ def train(
 
     Example: dualdelay train 'dude[lr=0.05]' --problem 'digits[workers=10,alpha=0.1]' --updates 2000
     """
+    common.use_threads()
     method = parse("algorithm", algorithm)
-    problem, speeds = _problem_and_speeds(common, seed)
+    problem, speeds = common.problem_and_speeds(seed)
     folder = common.folder or _free(f"{comparing.slug(label(method))}-seed{seed}")
     with (
         _going_on_with(f"dualdelay resume {folder}"),
@@ -163,12 +110,13 @@ def compare(
 
     Example: dualdelay compare 'dude[lr=0.05]' 'vanilla[lr=0.05]' 'sync[lr=0.05]' --time 500 --seeds 0 1 2
     """
+    common.use_threads()
     methods = [parse("algorithm", text) for text in algorithms]
     comparing.named(methods)  # refuses an empty or doubled list before anything is computed
     folder, console = common.folder or _free("compare"), _console(common.json)
     ended = []
     for seed in seeds:
-        problem, speeds = _problem_and_speeds(common, seed)
+        problem, speeds = common.problem_and_speeds(seed)
         for method in methods:
             with (
                 _going_on_with(f"the same command and --folder {folder}"),

@@ -1,0 +1,76 @@
+"""The settings that ``dualdelay train`` and ``dualdelay compare`` share; each field is a flag, its text the help."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from .config import parse
+from .core import Problem
+from .errors import require_whole
+from .result import EarlyStop
+from .speeds import Link, SpeedModel
+
+
+@dataclass(frozen=True)
+class Common:
+    """What every simulation can be told."""
+
+    problem: str = "digits"
+    """What is trained, such as 'digits[workers=10,alpha=0.1]'. See: dualdelay list problems"""
+    speeds: str = "truncated_normal[std=1]"
+    """How fast the workers are, such as 'fixed[times=[1,2,4]]'. See: dualdelay list speeds"""
+    updates: int | None = None
+    """Stop after so many server updates."""
+    time: float | None = None
+    """Stop at this simulated time; arrivals at exactly that time count."""
+    folder: Path | None = None
+    """Where the run is kept, so that it can be resumed and replayed; by default a new folder under runs/."""
+    checkpoint_every: int | None = None
+    """Save after every so many updates; by default about twenty times in all."""
+    keep: int = 3
+    """How many checkpoints stay."""
+    evaluate_every: int | None = None
+    """Evaluate the model after every so many updates."""
+    evaluate_seconds: float | None = None
+    """Evaluate the model at every so many simulated seconds; by default fifty times in all."""
+    latency: float = 0.0
+    """Seconds that a message takes, whatever its size; the paper has none."""
+    bandwidth: float = math.inf
+    """Bytes per second at which messages travel; the paper has no limit."""
+    metric: str = "objective"
+    """What early stopping looks at."""
+    target: float | None = None
+    """Stop early when the metric is this good."""
+    patience: int | None = None
+    """Stop early after so many evaluations without a new best metric."""
+    bad: Literal["retry", "stop"] = "retry"
+    """What happens when a gradient is not finite: the worker tries again, or the run stops."""
+    threads: int | None = None
+    """How many threads torch may use; by default as many as it likes. Another number gives other bits."""
+    start: Path | None = None
+    """Initial weights, a model.safetensors of an earlier run."""
+    json: bool = False
+    """Print one line of JSON at the end, and everything else to standard error."""
+
+    def options(self) -> dict[str, Any]:
+        """The arguments of ``simulate`` that these settings stand for."""
+        names = ("updates", "time", "checkpoint_every", "keep", "evaluate_every", "evaluate_seconds", "bad", "start")
+        early = self.target is not None or self.patience is not None
+        stop = EarlyStop(self.metric, self.target, self.patience) if early else None
+        return {name: getattr(self, name) for name in names} | {"stop": stop, "link": Link(self.latency, self.bandwidth)}
+
+    def problem_and_speeds(self, seed: int) -> tuple[Problem, SpeedModel]:
+        """What is trained by whom; a seed or number of workers that the texts leave out is filled in."""
+        problem = parse("problem", self.problem, seed=seed)
+        return problem, parse("speeds", self.speeds, n=problem.workers, seed=seed)
+
+    def use_threads(self) -> None:
+        """Tell torch how many threads to use."""
+        if self.threads is not None:
+            require_whole("threads", self.threads, 1)
+            torch.set_num_threads(self.threads)
