@@ -19,9 +19,9 @@ from .config import REGISTRIES, label, parse
 from .drive import Interrupted
 from .errors import BadInput, DualDelayError, nearest
 from .figures import draw
-from .options import Common
 from .files import save_table
 from .folder import Folder
+from .options import Common
 from .progress import Watcher
 from .result import Run, plain
 from .trace import Table
