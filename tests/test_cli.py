@@ -9,6 +9,7 @@ import pytest
 import dualdelay as dd
 from dualdelay.cli import main
 from dualdelay.figures import COLOURS, draw
+from dualdelay.progress import Watcher
 
 QUADRATIC = "quadratic[centers=[[0.0],[6.0],[12.0]],noise=0.1]"
 FAST = ["--problem", QUADRATIC, "--speeds", "fixed[times=[1,2,4]]"]
@@ -142,3 +143,18 @@ def test_a_figure_shows_every_method_and_runs_that_end_at_different_times(tmp_pa
         [dd.DuDe(0.05), dd.SyncSGD(0.05)], dd.Quadratic([[0.0], [6.0]]), dd.FixedSpeeds([1, 2]), seeds=(0, 1), updates=20
     )
     assert draw(table, tmp_path / "figure.png").stat().st_size > 10_000
+
+
+def test_progress_shows_share_rate_and_time_left(capsys):
+    with Watcher("dude", updates=40, after=0.0, lines=0.0) as watcher:
+        dd.simulate(dd.DuDe(0.1), dd.Quadratic([[0.0], [6.0]]), dd.FixedSpeeds([1, 2]), updates=40, watch=(watcher,))
+    shown = capsys.readouterr().err
+    assert "dude:  50%  20 updates" in shown
+    assert "updates/s" in shown
+    assert "s left" in shown
+
+
+def test_a_short_run_shows_no_progress(capsys):
+    with Watcher("dude", updates=5) as watcher:
+        dd.simulate(dd.DuDe(0.1), dd.Quadratic([[0.0], [6.0]]), dd.FixedSpeeds([1, 2]), updates=5, watch=(watcher,))
+    assert capsys.readouterr().err == ""

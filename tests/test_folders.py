@@ -22,8 +22,15 @@ from tables import CASES, LR
 import dualdelay as dd
 
 Damage = Callable[[bytes], bytes]
+
+
+def flipped(data: bytes) -> bytes:
+    place = min(120, len(data) - 1)  # among the values, in Parquet and in safetensors
+    return data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :]
+
+
 DAMAGES: dict[str, Damage] = {
-    "a flipped bit": lambda data: data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 4]) + data[len(data) // 2 + 1 :],
+    "a flipped bit": flipped,
     "half of it": lambda data: data[: len(data) // 2],
     "nothing in it": lambda data: b"",
     "zeros": lambda data: bytes(len(data)),
@@ -82,6 +89,34 @@ def test_if_the_newest_part_of_the_trace_is_damaged_the_checkpoint_before_it_is_
     assert differences(resumed, straight) == []
 
 
+@settings(max_examples=40, deadline=None)
+@given(share=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_no_flipped_bit_in_a_part_of_the_trace_comes_into_the_run(
+    share: float, bit: int, finished: dd.Run, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("flip") / "run"
+    killed(folder)
+    *_, newest = sorted((folder / "trace").iterdir())
+    data = bytearray(newest.read_bytes())
+    data[int(share * len(data))] ^= 1 << bit
+    newest.write_bytes(bytes(data))
+    assert differences(dd.resume(folder), finished) == []
+
+
+@pytest.mark.parametrize("call, count", [(dd.resume, 18), (dd.resume, 0), (dd.replay, 0)])
+def test_a_trace_with_a_damaged_column_name_is_refused_by_name(
+    call: Callable[[Path], dd.Run], count: int, tmp_path: Path
+) -> None:
+    if count:
+        killed(tmp_path / "run", count)
+    else:
+        scenario.run(folder=tmp_path / "run")
+    for path in (*(tmp_path / "run" / "trace").iterdir(), *(tmp_path / "run").glob("trace.parquet")):
+        spoil(path, lambda data: data.replace(b"worker", b"wurker"))
+    with pytest.raises(dd.BadInput, match="parquet is damaged"):
+        call(tmp_path / "run")
+
+
 @damages
 @pytest.mark.parametrize("call", [dd.resume, dd.replay])
 def test_a_damaged_trace_is_refused_by_name(call: Callable[[Path], dd.Run], damage: Damage, tmp_path: Path) -> None:
@@ -117,12 +152,11 @@ def test_no_flipped_bit_in_any_file_goes_unnoticed_or_ends_in_another_error(data
         path.write_bytes(good)
 
 
-@pytest.mark.parametrize("file", [*FILES[1:], "figure.png"])
+@pytest.mark.parametrize("file", FILES[1:])
 @damages
 def test_a_damaged_file_that_can_be_made_again_is_made_again(damage: Damage, file: str, tmp_path: Path) -> None:
     expected = bits(scenario.run(folder=tmp_path / "run"))
-    if file != "figure.png":
-        spoil(tmp_path / "run" / file, damage)
+    spoil(tmp_path / "run" / file, damage)
     assert bits(dd.resume(tmp_path / "run")) == expected
 
 
@@ -151,9 +185,7 @@ def test_a_configuration_that_was_damaged_or_edited_is_refused(
         call(tmp_path / "run")
 
 
-@pytest.mark.parametrize(
-    "damage", [*DAMAGES.values(), lambda data: data[:-1] + bytes([data[-1] ^ 1])], ids=[*DAMAGES, "another weight"]
-)
+@damages
 def test_a_run_does_not_start_over_from_damaged_initial_weights(damage: Damage, tmp_path: Path) -> None:
     killed(tmp_path / "run", 2)
     assert not list((tmp_path / "run").glob("*/*"))
@@ -242,7 +274,7 @@ def test_on_a_full_disk_no_run_begins_and_nothing_is_left(limit: int, tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("limit", [0, 1000, 10_000, 40_000])
+@pytest.mark.parametrize("limit", [0, 1000, 20_000])
 def test_when_the_disk_fills_up_the_run_fails_whole_and_can_be_resumed(limit: int, tmp_path: Path) -> None:
     straight = wide.run(folder=tmp_path / "straight", checkpoint_every=1)
     with pytest.raises(Killed):

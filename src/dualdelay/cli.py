@@ -45,7 +45,10 @@ def _going_on_with(command: str) -> Iterator[None]:
 
 
 def _console(json: bool) -> Console:
-    return Console(stderr=json, highlight=False, markup=False, soft_wrap=True)
+    console = Console(stderr=json, highlight=False, markup=False, soft_wrap=True)
+    return (
+        console if console.is_terminal else Console(stderr=json, highlight=False, markup=False, soft_wrap=True, width=120)
+    )
 
 
 def _finish(json: bool, command: str, **values: Any) -> None:

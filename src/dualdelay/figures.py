@@ -39,6 +39,7 @@ def draw(table: Table, path: Path) -> Path:
     """The objective and, where there is one, the accuracy against simulated time: the mean over seeds with its range."""
     try:
         import matplotlib.pyplot as plt
+        from matplotlib import ticker
     except ImportError:
         raise BadInput("figures need matplotlib, which is not installed: pip install 'dualdelay[plots]'.") from None
     columns = [("objective", "objective F (mean over workers)")]
@@ -65,6 +66,9 @@ def draw(table: Table, path: Path) -> Path:
         axis.grid(alpha=0.3)
         if column == "objective" and np.nanmin(table[column]) > 0:
             axis.set_yscale("log")
+            axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+            axis.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.yaxis.set_minor_formatter(ticker.NullFormatter())
     axes[0][0].legend(frameon=False, fontsize=9)
     for side in ("top", "right"):
         for axis in axes[0]:

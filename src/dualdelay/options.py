@@ -50,8 +50,8 @@ class Common:
     """Stop early after so many evaluations without a new best metric."""
     bad: Literal["retry", "stop"] = "retry"
     """What happens when a gradient is not finite: the worker tries again, or the run stops."""
-    threads: int | None = None
-    """How many threads torch may use; by default as many as it likes. Another number gives other bits."""
+    threads: int = 1
+    """How many threads torch uses; small models are faster with one, and another number gives other bits."""
     start: Path | None = None
     """Initial weights, a model.safetensors of an earlier run."""
     json: bool = False
@@ -71,6 +71,5 @@ class Common:
 
     def use_threads(self) -> None:
         """Tell torch how many threads to use."""
-        if self.threads is not None:
-            require_whole("threads", self.threads, 1)
-            torch.set_num_threads(self.threads)
+        require_whole("threads", self.threads, 1)
+        torch.set_num_threads(self.threads)

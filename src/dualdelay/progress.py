@@ -12,15 +12,18 @@ from rich.progress import BarColumn, Progress, TextColumn
 from .core import Arrival
 from .state import State
 
-_SHOW_AFTER = 2.0
-_LINE_EVERY = 10.0  # seconds between lines where there is no terminal to draw on
-
 
 class Watcher:
     """A ``watch`` function that shows progress on standard error; use it as a context around the run."""
 
-    def __init__(self, label: str, updates: int | None, until: float | None) -> None:
-        self._label, self._updates, self._until = label, updates, until
+    def __init__(
+        self, label: str, updates: int | None = None, until: float | None = None, after: float = 2.0, lines: float = 10.0
+    ) -> None:
+        """Show the share of ``updates`` or of the time ``until``, whichever is larger, ``after`` so many seconds.
+
+        Where there is no terminal to draw on, a line is printed every ``lines`` seconds instead.
+        """
+        self._label, self._updates, self._until, self._after, self._lines = label, updates, until, after, lines
         self._console = Console(file=sys.stderr)
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
         self._bar = Progress(*columns, console=self._console, transient=True)
@@ -39,14 +42,14 @@ class Watcher:
     def __call__(self, state: State, a: Arrival) -> None:
         """Show where the run stands, a few times a second at most."""
         now = time.perf_counter()
-        pause = 0.2 if self._console.is_terminal else _LINE_EVERY
+        pause = 0.2 if self._console.is_terminal else self._lines
         share = max(
             state.version / self._updates if self._updates else 0.0,
             a.time / self._until if self._until else 0.0,
         )
         if self._first is None:
             self._first = (share, state.version)  # a resumed run does not begin at nothing
-        if now - self._began < _SHOW_AFTER or now - self._shown < pause:
+        if now - self._began < self._after or now - self._shown < pause:
             return
         self._shown = now
         seconds = now - self._began

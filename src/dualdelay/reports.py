@@ -28,10 +28,12 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def _grid(title: str, first: str, *columns: str) -> Grid:
-    grid = Grid(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    grid = Grid(
+        title=title, box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1), collapse_padding=True, pad_edge=False
+    )
     grid.add_column(first, no_wrap=True, overflow="fold")
     for column in columns:
-        grid.add_column(column, justify="right")
+        grid.add_column(column, justify="right", no_wrap=True)
     return grid
 
 
@@ -64,12 +66,14 @@ def print_run(run: Run, console: Console) -> None:
 
 def print_comparison(ended: Sequence[Ended], console: Console) -> None:
     """One line for each method: means over the seeds, with the standard deviation where there are several."""
-    grid = _grid("at the end", "method", "time", "updates", "F", "pooled", "accuracy", "tau_max", "audit")
+    times = sorted({run.time for _, _, run in ended})
+    when = f"at time {times[0]:g}" if len(times) == 1 else f"at the end (times {times[0]:g} to {times[-1]:g})"
+    grid = _grid(when, "method", "updates", "objective F", "pooled loss", "accuracy", "tau_max", "audit")
     for name, group in _groups(ended).items():
         rows = [run.summary() for run in group]
-        cells = [_spread([row[key] for row in rows]) for key in ("time", "updates", "objective", "pooled_loss", "accuracy")]
+        cells = [_spread([row[key] for row in rows]) for key in ("updates", "objective", "pooled_loss", "accuracy")]
         audits = [row["audit"] for row in rows if row["audit"] is not None]
-        cells += [f"{max(row['tau_max'] for row in rows):,}", number(max(audits)) if audits else "-"]
+        cells += [f"{max(row['tau_max'] for row in rows):,}", number(max(audits), 1) if audits else "-"]
         grid.add_row(name, *cells)
     console.print(grid)
 
@@ -84,7 +88,7 @@ def _groups(ended: Sequence[Ended]) -> dict[str, list[Run]]:
 def _spread(values: Sequence[float]) -> str:
     if len(values) == 1 or not all(map(math.isfinite, values)):
         return number(float(np.mean(values)))
-    return f"{number(float(np.mean(values)))} ±{number(float(np.std(values, ddof=1)), 2)}"
+    return f"{number(float(np.mean(values)))} ±{number(float(np.std(values, ddof=1)), 1)}"
 
 
 def sentence(ended: Sequence[Ended]) -> str:
