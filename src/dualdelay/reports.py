@@ -88,7 +88,7 @@ def _groups(ended: Sequence[Ended]) -> dict[str, list[Run]]:
 def _spread(values: Sequence[float]) -> str:
     if len(values) == 1 or not all(map(math.isfinite, values)):
         return number(float(np.mean(values)))
-    return f"{number(float(np.mean(values)))} ±{number(float(np.std(values, ddof=1)), 1)}"
+    return f"{number(float(np.mean(values)))} ±{number(float(np.std(values, ddof=1)), 2)}"
 
 
 def sentence(ended: Sequence[Ended]) -> str:
