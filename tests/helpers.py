@@ -14,8 +14,6 @@ from dualdelay.clocks import VirtualClock
 from dualdelay.loop import Loop
 from tables import ALGORITHMS
 
-torch.set_num_threads(1)  # these tensors are tiny: a second thread only waits for a core
-
 few = settings(deadline=None, max_examples=15, derandomize=True)
 times = st.lists(st.floats(0.1, 5.0), min_size=1, max_size=7)
 

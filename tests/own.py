@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tables import CASES, LR
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
-
-torch.set_num_threads(1)  # the problems are tiny: two threads would mostly wait for each other
+from tables import ALGORITHMS, CASES, LR
 
 FILES = ("trace.parquet", "metrics.parquet", "model.safetensors", "result.json")
 
@@ -29,22 +27,22 @@ def bits(run: dd.Run) -> dict[str, Any]:
     return content | {name: (run.folder / name).read_bytes() for name in FILES if run.folder is not None}
 
 
-def differences(a: dd.Run, b: dd.Run) -> list[str]:
-    one, other = bits(a), bits(b)
-    return [name for name in one.keys() | other.keys() if one.get(name) != other.get(name)]
+def differences(a: dd.Run | dict[str, Any], b: dd.Run | dict[str, Any]) -> list[str]:
+    """What is not the same in two runs, or in what ``bits`` said of them earlier."""
+    one, other = (bits(run) if isinstance(run, dd.Run) else run for run in (a, b))
+    return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
 
 
 class Killed(BaseException):
     """What stands for a kill: whatever is on disk when it is raised is all that is left."""
 
 
-def kill_at(count: int) -> Callable[[dd.State, dd.Arrival], None]:
+def kill_at(count: int) -> Any:
     """A watch function that kills the run at its arrival number ``count``."""
-    left = [count]
+    left = iter(range(count - 1, -1, -1))
 
     def watch(state: dd.State, arrival: dd.Arrival) -> None:
-        left[0] -= 1
-        if left[0] == 0:
+        if next(left) == 0:
             raise Killed
 
     return watch
@@ -78,7 +76,7 @@ class Deadline(dd.Algorithm[DeadlineState]):
 
 @dataclass(kw_only=True)
 class FreshState(dd.State):
-    sent: list[int]  # the version each worker was sent last
+    sent: dict[int, int]  # the version each worker was sent last
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,7 @@ class Fresh(dd.Algorithm[FreshState]):
     """A job whose model is three versions old is cancelled; every other job is a second one at the same model."""
 
     def init(self, x: Tensor, n: int, rng: dd.Draws) -> FreshState:
-        return FreshState(weights=x, n=n, sent=[0] * n)
+        return FreshState(weights=x, n=n, sent=dict.fromkeys(range(n), 0))
 
     def step(self, s: FreshState, a: dd.Arrival) -> list[dd.Order]:
         s.descend(a.value, self.lr)
@@ -100,25 +98,7 @@ class Fresh(dd.Algorithm[FreshState]):
         return orders
 
 
-@dataclass(kw_only=True)
-class TallyState(dd.State):
-    seen: dict[int, int]  # arrivals by worker
-
-
-@dataclass(frozen=True)
-class Tally(dd.Algorithm[TallyState]):
-    """A worker counts the less, the more often it has come."""
-
-    def init(self, x: Tensor, n: int, rng: dd.Draws) -> TallyState:
-        return TallyState(weights=x, n=n, seen={})
-
-    def step(self, s: TallyState, a: dd.Arrival) -> list[dd.Order]:
-        s.seen[a.worker] = s.seen.get(a.worker, 0) + 1
-        s.descend(a.value, self.lr / s.seen[a.worker])
-        return [dd.send(a.worker)]
-
-
-METHODS: dict[str, Any] = {"deadline": Deadline, "fresh": Fresh, "tally": Tally}
+METHODS: dict[str, Any] = {"deadline": Deadline, "fresh": Fresh}
 
 
 @pytest.fixture
@@ -186,60 +166,53 @@ class Jittered(torch.utils.data.Dataset):
         return self.pair[0][row] + 0.1 * torch.randn(self.pair[0].shape[1]), self.pair[1][row]
 
 
-@dataclass(frozen=True)
 class Scenario:
     """A run with something in it that makes it hard to stop or to repeat."""
 
-    algorithm: dd.Algorithm[Any]
-    problem: dd.Problem = CASES["noisy"][0]
-    speeds: dd.SpeedModel = CASES["noisy"][1]
-    options: tuple[tuple[str, Any], ...] = ()
+    def __init__(
+        self,
+        algorithm: dd.Algorithm[Any],
+        problem: dd.Problem = CASES["noisy"][0],
+        speeds: dd.SpeedModel = CASES["noisy"][1],
+        **options: Any,
+    ) -> None:
+        usual = {"updates": 24, "checkpoint_every": 5, "evaluate_every": 7, "evaluate_seconds": 2.0}
+        self.algorithm, self.problem, self.speeds, self.options = algorithm, problem, speeds, {**usual, **options}
+        # what resume and replay have to be given, because the folder cannot build it
+        self.again = None if type(problem) in dd.PROBLEMS.values() else problem
 
     def run(self, **options: Any) -> dd.Run:
-        usual = {"updates": 24, "checkpoint_every": 5, "evaluate_every": 7, "evaluate_seconds": 2.0}
-        return dd.simulate(self.algorithm, self.problem, self.speeds, **{**usual, **dict(self.options), **options})
+        return dd.simulate(self.algorithm, self.problem, self.speeds, **{**self.options, **options})
 
-    @property
-    def again(self) -> dd.Problem | None:
-        """What resume and replay have to be given, because the folder cannot build it."""
-        return None if type(self.problem) in dd.PROBLEMS.values() else self.problem
-
-    def with_options(self, **options: Any) -> Scenario:
-        return replace(self, options=tuple({**dict(self.options), **options}.items()))
+    def killed(self, folder: Path, count: int, **options: Any) -> None:
+        with pytest.raises(Killed):
+            self.run(folder=folder, watch=(kill_at(count),), **options)
 
 
 centers = [[0.0, 1.0], [6.0, 0.0], [2.0, 2.0]]
 three = dd.ExponentialSpeeds([0.5, 1.0, 2.0], seed=5)
 moves = (dd.join(3, 2.5), dd.leave(1, 4.0), dd.join(1, 7.0), dd.leave(0, 9.0))
+paces = dd.ChangingSpeeds(dd.FixedSpeeds([1, 1, 2, 3]), [3.0, 6.5], [[1, 1, 1, 1], [9, 1, 1, 0.5], [1, 2, 3, 4]])
+rare = dd.FixedSpeeds([5.0] * 4)  # after second 10 nothing arrives until 15
+until_13 = {"updates": None, "time": 13.0, "checkpoint_every": 1, "evaluate_seconds": 0.75}
+jittered = dd.Network(mlp(), cross_entropy, [Jittered(pair) for pair in shards()], 4, stochastic=True)
 
 SCENARIOS: dict[str, Scenario] = {
-    "leave and join": Scenario(dd.DuDe(LR, wait_for=2), options=(("changes", moves),)),
-    "leave with its memory": Scenario(dd.DuDe(LR, memory="workers"), options=(("changes", moves),)),
-    "leave and join, vanilla": Scenario(dd.VanillaASGD(LR), options=(("changes", moves),)),
-    "link": Scenario(dd.UniformASGD(LR), options=(("link", dd.Link(0.25, 64.0)),)),
-    "changing speeds": Scenario(
-        dd.FedBuff(LR, buffer=3),
-        speeds=dd.ChangingSpeeds(dd.FixedSpeeds([1, 1, 2, 3]), [3.0, 6.5], [[1, 1, 1, 1], [9, 1, 1, 0.5], [1, 2, 3, 4]]),
-    ),
-    "early stop": Scenario(dd.DuDe(0.1), options=(("stop", dd.EarlyStop(patience=2)), ("updates", 200))),
-    "early stop at a checkpoint": Scenario(
-        dd.DuDe(0.1), options=(("stop", dd.EarlyStop(target=2.66)), ("updates", 200), ("evaluate_every", 5))
-    ),
-    "until a time": Scenario(dd.DuDe(LR), options=(("updates", None), ("time", 12.0), ("evaluate_seconds", 0.5))),
-    "saved at every update": Scenario(
-        dd.VanillaASGD(LR),
-        speeds=dd.FixedSpeeds([5.0] * 4),  # nothing happens between 10 and 13 but evaluations
-        options=(("updates", None), ("time", 13.0), ("checkpoint_every", 1), ("evaluate_seconds", 0.75)),
-    ),
-    "gone after the last arrival": Scenario(
-        dd.VanillaASGD(LR),
-        speeds=dd.FixedSpeeds([5.0] * 4),
-        options=(("updates", None), ("time", 13.0), ("checkpoint_every", 1), ("changes", (dd.leave(2, 12.0),))),
-    ),
+    **{name: Scenario(method, updates=13, checkpoint_every=3) for name, method in ALGORITHMS.items()},
+    "leave and join": Scenario(dd.DuDe(LR, wait_for=2), changes=moves),
+    "leave with its memory": Scenario(dd.DuDe(LR, memory="workers"), changes=moves),
+    "leave and join, vanilla": Scenario(dd.VanillaASGD(LR), changes=moves),
+    "link": Scenario(dd.UniformASGD(LR), link=dd.Link(0.25, 64.0)),
+    "changing speeds": Scenario(dd.FedBuff(LR, buffer=3), speeds=paces),
+    "one checkpoint": Scenario(dd.MIFA(LR, active=2), keep=1),
+    "early stop": Scenario(dd.DuDe(0.1), updates=200, stop=dd.EarlyStop(patience=2)),
+    "early stop at a checkpoint": Scenario(dd.DuDe(0.1), updates=200, stop=dd.EarlyStop(target=2.66), evaluate_every=5),
+    "until a time": Scenario(dd.DuDe(LR), updates=None, time=12.0, evaluate_seconds=0.5),
+    "evaluated after the last arrival": Scenario(dd.VanillaASGD(LR), speeds=rare, **until_13),
+    "gone after the last arrival": Scenario(dd.VanillaASGD(LR), speeds=rare, changes=[dd.leave(2, 12.0)], **until_13),
     "rejections": Scenario(dd.DuDe(LR, memory="workers"), Holes(centers, noise=0.5), three),
     "wrong shapes": Scenario(dd.FedBuff(LR, buffer=2), Cuts(centers, noise=0.5), three),
     "wrong shapes, memory at workers": Scenario(dd.DuDe(LR, memory="workers"), Cuts(centers, noise=0.5), three),
-    "one checkpoint": Scenario(dd.MIFA(LR, active=2), options=(("link", dd.Link(0.1)), ("keep", 1))),
     "local steps on digits": Scenario(
         dd.ShuffledASGD(LR), dd.LocalSteps(dd.Digits(workers=3, alpha=1.0, hidden=4, batch_size=4), k=3, lr=0.05), three
     ),
@@ -247,10 +220,7 @@ SCENARIOS: dict[str, Scenario] = {
     "dropout": Scenario(
         dd.SIAG(LR), dd.Network(lambda: mlp(nn.Dropout(0.3)), cross_entropy, shards(), 4, stochastic=True), three
     ),
-    "augmented data": Scenario(
-        dd.DuDe(LR), dd.Network(mlp(), cross_entropy, [Jittered(pair) for pair in shards()], 4, stochastic=True), three
-    ),
-    "wakes": Scenario(Deadline(LR), speeds=dd.FixedSpeeds([4.5, 9.5, 9.5, 9.5]), options=(("checkpoint_every", 1),)),
-    "cancelled jobs": Scenario(Fresh(LR)),
-    "a state with a dict": Scenario(Tally(LR)),
+    "augmented data": Scenario(dd.DuDe(LR), jittered, three),
+    "wakes": Scenario(Deadline(LR), speeds=dd.FixedSpeeds([4.5, 9.5, 9.5, 9.5]), checkpoint_every=1),
+    "cancelled jobs and a dict": Scenario(Fresh(LR)),
 }

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from own import Holes, Jittered, kill_at, mlp, shards, three
-from safetensors.torch import save_file
-from tables import CASES, LR
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
+from own import Holes, Jittered, Killed, kill_at, mlp, shards, three
+from tables import CASES, LR
 
 nan = math.nan
 q3, q3_speeds = CASES["q3"]
@@ -75,25 +74,14 @@ class Hoarder(dd.Algorithm[Any]):
 CONSTRUCTIONS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     **{f"lr {lr}": (lambda lr=lr: dd.DuDe(lr), ("lr", repr(lr), "above zero")) for lr in (0, -1.0, nan, math.inf, "0.1")},
     **{f"wait_for {c}": (lambda c=c: dd.DuDe(0.1, wait_for=c), ("wait_for", repr(c))) for c in (0, -1, 1.5, True)},
-    "memory": (lambda: dd.DuDe(0.1, memory="moon"), ("memory", "'moon'", "'server'", "'workers'")),
-    "buffer": (lambda: dd.FedBuff(0.1, buffer=0), ("buffer", "0", "1 or more")),
-    "staleness": (lambda: dd.FedBuff(0.1, staleness=-1.0), ("staleness", "-1.0")),
-    "active": (lambda: dd.MIFA(0.1, active=0), ("active", "0")),
     **{
         f"speed {s}": (lambda s=s: dd.FixedSpeeds([1.0, s, 4.0]), ("times[1]", str(s), "above zero"))
         for s in (0.0, -2.0, nan, math.inf)
     },
     "no speeds": (lambda: dd.FixedSpeeds([]), ("times", "empty")),
     "speeds that are none": (lambda: dd.FixedSpeeds(["a"]), ("times", "'a'")),
-    "one speed": (lambda: dd.FixedSpeeds(3.0), ("times", "3.0")),
-    "std": (lambda: dd.TruncatedNormalSpeeds(3, std=0.0), ("std", "0.0", "above zero")),
-    "changes of speed": (lambda: dd.ChangingSpeeds(dd.FixedSpeeds([1, 2]), [5.0], [[1, 1]]), ("factors", "2 rows")),
-    "latency": (lambda: dd.Link(-1.0), ("latency", "-1.0")),
     **{f"alpha {a}": (lambda a=a: digits(alpha=a), ("alpha", repr(a), "above zero")) for a in (0, 0.0, -1.0, nan)},
     "no workers": (lambda: digits(workers=0), ("workers", "0", "1 or more")),
-    "split": (lambda: digits(split="odd"), ("split", "'odd'", "'dirichlet'", "'iid'", "'label'")),
-    "empty": (lambda: digits(empty="keep"), ("empty", "'keep'", "'resample'")),
-    "too few lists": (lambda: digits(split=[[0], [1]]), ("split", "2 lists", "3")),
     "sample beyond the last": (lambda: digits(split=[[0], [1], [1437]]), ("split[2]", "0..1436")),
     "worker without data in a split": (lambda: digits(split=[[0], [], [1]]), ("shards[1]", "empty")),
     "worker without data": (lambda: network(data=[shards()[0], (torch.ones(0, 6), torch.ones(0))]), ("shards[1]", "empty")),
@@ -105,13 +93,14 @@ CONSTRUCTIONS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         ("worker 0", "20 samples", "21", "replacement=False"),
     ),
     "batch of nothing": (lambda: network(batch_size=0), ("batch_size", "0", "1 or more")),
-    "two batch sizes": (lambda: network(batch_size=[3, 4]), ("batch_size", "2 numbers", "3")),
-    "weights": (lambda: network(weights="size"), ("weights", "'size'", "'equal'", "'samples'")),
     "dropout": (lambda: network(mlp(nn.Dropout(0.5))), ("torch", "1", "stochastic=True")),
     "draws from torch": (lambda: network(mlp(Noisy(lambda: float(torch.rand(()))))), ("torch", "stochastic=True")),
     "draws from numpy": (lambda: network(mlp(Noisy(lambda: np.random.rand()))), ("numpy", "stochastic=True")),
     "draws from random": (lambda: network(mlp(Noisy(lambda: random.random()))), ("random", "stochastic=True")),
-    "draws from numpy though stochastic": (lambda: network(mlp(Noisy(lambda: np.random.rand())), stochastic=True), ("numpy",)),
+    "draws from numpy though stochastic": (
+        lambda: network(mlp(Noisy(lambda: np.random.rand())), stochastic=True),
+        ("numpy",),
+    ),
     "draws from a generator of its own": (lambda: network(mlp(Noisy(random.Random(0).random))), ("draw",)),
     "augmentation": (lambda: network(data=[Jittered(s) for s in shards()]), ("torch", "stochastic=True")),
     "augmentation at one worker": (lambda: network(data=[*shards()[:2], Jittered(shards()[2])]), ("torch", "stochastic")),
@@ -127,34 +116,26 @@ CONSTRUCTIONS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     ),
     "nothing to train": (lambda: network(mlp().requires_grad_(False)), ("trainable", "at least one")),
     "mixed types": (lambda: network(nn.Sequential(mlp(), mlp(features=3).double())), ("float32", "float64")),
-    "no module": (lambda: network(lambda: 3), ("model()", "int", "Module")),
-    "labels": (lambda: dd.Logistic(shards=[(torch.ones(2, 1), [0.0, 1.0])]), ("shards[0]", "labels", "-1 and 1")),
     "no shard": (lambda: dd.Logistic(shards=[]), ("shards", "empty")),
     "unlike features": (
         lambda: dd.Logistic(shards=[(torch.ones(2, 3), [1.0, -1.0]), (torch.ones(2, 4), [1.0, -1.0])]),
         ("shards[1]", "4", "3"),
     ),
-    "reg": (lambda: dd.Logistic(reg=0.0), ("reg", "0.0")),
-    "centers": (lambda: dd.Quadratic([1.0, 2.0]), ("centers", "(2,)")),
-    "ragged centers": (lambda: dd.Quadratic([[1.0], [2.0, 3.0]]), ("centers",)),
-    "curvatures": (lambda: dd.Quadratic([[1.0], [2.0]], [1.0]), ("curvatures", "1 entries", "2")),
-    "nan center": (lambda: dd.Quadratic([[nan]]), ("centers", "finite")),
-    "noise": (lambda: dd.Quadratic([[1.0]], noise=-1.0), ("noise", "-1.0")),
     "k": (lambda: dd.LocalSteps(q3, 0, 0.1), ("k", "0", "1 or more")),
     "local lr": (lambda: dd.LocalSteps(q3, 2, 0.0), ("lr", "0.0", "above zero")),
     "nothing to stop by": (lambda: dd.EarlyStop(), ("target", "patience")),
-    "patience": (lambda: dd.EarlyStop(patience=0), ("patience", "0")),
     "open bracket": (lambda: dd.parse("algorithm", "dude[lr=0.05"), ("'dude[lr=0.05'", "bracket", "dude[parameter=value")),
     "no value": (lambda: dd.parse("algorithm", "dude[lr]"), ("'lr'", "'dude[lr]'", "parameter=value")),
     "unknown algorithm": (lambda: dd.parse("algorithm", "dud[lr=0.05]"), ("algorithm", "'dud'", "'dude'")),
     "unknown problem": (lambda: dd.parse("problem", "digit"), ("problem", "'digit'", "'digits'")),
     "unknown speeds": (lambda: dd.parse("speeds", "exponentail"), ("speeds", "'exponentail'", "'exponential'")),
-    "unlike anything": (lambda: dd.parse("problem", "zzz"), ("'zzz'", "digits", "quadratic")),
     "unknown parameter": (lambda: dd.parse("algorithm", "dude[lr=0.1,wait_fro=2]"), ("dude", "'wait_fro'", "'wait_for'")),
     "parameter left out": (lambda: dd.parse("algorithm", "dude"), ("dude", "lr", "dude[lr=...]")),
     "parameter twice": (lambda: dd.parse("algorithm", "dude[lr=0.1,lr=0.2]"), ("lr", "twice")),
-    "a word for a number": (lambda: dd.parse("algorithm", "dude[lr=fast]"), ("lr", "'fast'")),
-    "a name for a problem": (lambda: dd.parse("problem", "local_steps[problem=digits,k=2,lr=0.1]"), ("problem", "'digits'")),
+    "a name for a problem": (
+        lambda: dd.parse("problem", "local_steps[problem=digits,k=2,lr=0.1]"),
+        ("problem", "'digits'"),
+    ),
 }
 
 
@@ -181,29 +162,38 @@ def plain(**options: Any) -> dict[str, Any]:
 
 CALLS: dict[str, tuple[Callable[[], dict[str, Any]], tuple[str, ...]]] = {
     "too few speeds": (lambda: plain(speeds=dd.FixedSpeeds([1.0, 2.0])), ("2 workers", "3")),
-    "wait_for more than there are": (lambda: plain(algorithm=dd.DuDe(LR, wait_for=4)), ("wait_for", "3 workers", "4", "1..3")),
-    "a buffer that cannot fill": (lambda: plain(algorithm=dd.FedBuff(LR, buffer=4, wait=True)), ("buffer", "4", "3 workers")),
+    "wait_for more than there are": (
+        lambda: plain(algorithm=dd.DuDe(LR, wait_for=4)),
+        ("wait_for", "3 workers", "4", "1..3"),
+    ),
+    "a buffer that cannot fill": (
+        lambda: plain(algorithm=dd.FedBuff(LR, buffer=4, wait=True)),
+        ("buffer", "4", "3 workers"),
+    ),
     "more active than there are": (lambda: plain(algorithm=dd.MIFA(LR, active=4)), ("active", "4", "1..3")),
     "no end": (lambda: plain(updates=None), ("updates", "time", "at least one")),
     "negative updates": (lambda: plain(updates=-1), ("updates", "-1", "0 or more")),
-    "half an update": (lambda: plain(updates=1.5), ("updates", "1.5", "whole")),
     **{f"time {t}": (lambda t=t: plain(time=t), ("time", str(t), "zero or more")) for t in (-1.0, nan, math.inf)},
     "evaluate_every": (lambda: plain(evaluate_every=0), ("evaluate_every", "0", "1 or more")),
     "evaluate_seconds": (lambda: plain(evaluate_seconds=0.0), ("evaluate_seconds", "0.0", "above zero")),
     "checkpoint_every": (lambda: plain(checkpoint_every=0), ("checkpoint_every", "0", "1 or more")),
-    "keep": (lambda: plain(keep=0), ("keep", "0", "1 or more")),
-    "bad": (lambda: plain(bad="ignore"), ("bad", "'ignore'", "'retry'", "'stop'")),
     "start of wrong shape": (lambda: plain(start=torch.zeros(2).double()), ("start", "(2,)", "(1,)")),
     "start of wrong type": (lambda: plain(start=torch.zeros(1)), ("start", "torch.float32", "torch.float64")),
     "start of wrong names": (lambda: plain(start={"y": torch.zeros(1).double()}), ("'y'", "'x'")),
-    "start of another model": (lambda: plain(problem=network(), speeds=three, start=nn.Linear(2, 2).state_dict()), ("weights",)),
+    "start of another model": (
+        lambda: plain(problem=network(), speeds=three, start=nn.Linear(2, 2).state_dict()),
+        ("weights",),
+    ),
     "start that is no tensor": (lambda: plain(start=[0.0]), ("start", "list")),
     "start from nowhere": (lambda: plain(start="nowhere.safetensors"), ("nowhere.safetensors",)),
     "start that is not finite": (lambda: plain(start=torch.tensor([nan]).double()), ("start", "nan", "finite")),
     "loss that is nan at the start": (lambda: plain(problem=nans(), speeds=three), ("objective", "nan", "start", "finite")),
     "change of no worker": (lambda: plain(changes=[dd.leave(3, 1.0)]), ("3", "0..2")),
     "change before the start": (lambda: plain(changes=[dd.leave(0, -1.0)]), ("-1.0", "zero or more")),
-    "gone, but it cannot go": (lambda: plain(algorithm=dd.SyncSGD(LR), changes=[dd.leave(0, 5.0)]), ("0", "SyncSGD", "left")),
+    "gone, but it cannot go": (
+        lambda: plain(algorithm=dd.SyncSGD(LR), changes=[dd.leave(0, 5.0)]),
+        ("0", "SyncSGD", "left"),
+    ),
     "here, but it cannot come": (lambda: plain(algorithm=dd.SIAG(LR), changes=[dd.join(0, 5.0)]), ("0", "SIAG")),
     "no such metric": (lambda: plain(stop=dd.EarlyStop("loss", target=1.0)), ("'loss'", "objective", "accuracy")),
     "a metric that is never known": (lambda: plain(stop=dd.EarlyStop("accuracy", patience=1)), ("accuracy", "nan")),
@@ -220,17 +210,9 @@ def test_what_cannot_run_is_refused_before_anything_is_written(what: str, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_weight_file_or_one_that_is_none_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "letter.txt").write_text("dear")
-    save_file({"x": torch.zeros(3).double()}, tmp_path / "three.safetensors")
-    for name, words in {"letter.txt": "damaged or no safetensors", "three.safetensors": r"\(3,\)"}.items():
-        with pytest.raises(dd.BadInput, match=words):
-            dd.simulate(**plain(start=tmp_path / name))
-
-
 def stopped(tmp_path: Path, **options: Any) -> tuple[Path, dict[str, bytes]]:
     """A run's folder, killed half-way, and what is in it."""
-    with pytest.raises(BaseException, match="^$"):
+    with pytest.raises(Killed):
         dd.simulate(**plain(**options), folder=tmp_path / "run", checkpoint_every=2, watch=(kill_at(6),))
     return tmp_path / "run", {str(path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
@@ -256,29 +238,15 @@ RESUMES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("larger", [{}, {"updates": 50}], ids=["same totals", "larger totals"])
 @pytest.mark.parametrize("what", RESUMES)
-def test_a_resume_that_lacks_something_says_so_and_changes_nothing(what: str, larger: dict[str, int], tmp_path: Path) -> None:
+def test_a_resume_that_lacks_something_says_so_and_changes_nothing(
+    what: str, larger: dict[str, int], tmp_path: Path
+) -> None:
     started, given, words = RESUMES[what]
     folder, before = stopped(tmp_path, **started)
     with pytest.raises(dd.BadInput) as caught:
         dd.resume(folder, **{**larger, **given})
     assert [word for word in words if word not in str(caught.value)] == [], str(caught.value)
     assert {str(path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-
-
-def test_ten_bad_gradients_in_a_row_stop_the_run_and_what_was_saved_stays(tmp_path: Path) -> None:
-    class Broken(dd.Quadratic):
-        def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
-            gradient, loss = super().gradient(x, worker, draw)
-            return gradient * (nan if worker == 1 and draw >= 4 else 1.0), loss
-
-    problem = Broken([[0.0], [6.0], [12.0]])
-    with pytest.raises(dd.RunFailed, match=r"worker 1 .*not finite.* 10th in a row"):
-        dd.simulate(**plain(problem=problem, updates=100), folder=tmp_path / "run", checkpoint_every=3)
-    with pytest.raises(dd.RunFailed, match="worker 1"):
-        dd.resume(tmp_path / "run", problem=problem)
-    assert dd.resume(tmp_path / "run", updates=1, problem=problem).version > 0
-    with pytest.raises(dd.RunFailed, match=r"worker 1 .*job number 4"):
-        dd.simulate(**plain(problem=problem, updates=100, bad="stop"))
 
 
 def test_an_error_in_a_user_s_problem_keeps_its_words() -> None:

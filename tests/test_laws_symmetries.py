@@ -39,23 +39,19 @@ def sgd(w, b, count):
 @given(st.sampled_from([1, 2, 4, 8]), st.lists(st.floats(0.1, 9.0), min_size=8, max_size=8))
 def test_waiting_for_everybody_is_synchronous_sgd_at_any_speeds(name, n, seconds):
     b = [0.0, 8.0, -16.0, 40.0, 24.0, -8.0, 16.0, 32.0][:n]  # so few bits that ten updates round nothing
-    _, models = archive(
-        SYNCHRONOUS[name](1 / 8, n), dd.Quadratic([[c] for c in b]), dd.FixedSpeeds(seconds[:n]), updates=10
-    )
+    problem, speeds = dd.Quadratic([[c] for c in b]), dd.FixedSpeeds(seconds[:n])
+    _, models = archive(SYNCHRONOUS[name](1 / 8, n), problem, speeds, updates=10)
     assert [float(x) for x in models] == sgd(0.0, sum(b) / n, 10)
 
 
 @pytest.mark.parametrize("name", SYNCHRONOUS)
-def test_waiting_for_everybody_is_synchronous_sgd_step_by_step(name):
+@pytest.mark.parametrize(("lr", "exact"), [(1 / 8, True), (0.1, False)])
+def test_waiting_for_everybody_is_synchronous_sgd_on_the_same_minibatches(name, lr, exact):
     dyadic = dd.Quadratic([[0.0], [8.0], [-16.0], [40.0]]), dd.FixedSpeeds([1.0, 2.0, 4.0, 0.5])
-    (run, models), (sync, expected) = (
-        archive(a, *dyadic, updates=40) for a in (SYNCHRONOUS[name](1 / 8, 4), dd.SyncSGD(1 / 8))
-    )
-    assert same(models, expected) and run.trace.time.tolist() == sync.trace.time.tolist()
-    (_, models), (_, expected) = (
-        archive(a, *CASES["noisy"], updates=40) for a in (SYNCHRONOUS[name](0.1, 4), dd.SyncSGD(0.1))
-    )
-    assert apart(models, expected) < 1e-12  # on the same minibatches
+    case, algorithms = dyadic if exact else CASES["noisy"], (SYNCHRONOUS[name](lr, 4), dd.SyncSGD(lr))
+    (run, models), (sync, expected) = (archive(algorithm, *case, updates=40) for algorithm in algorithms)
+    assert same(models, expected) if exact else apart(models, expected) < 1e-12
+    assert run.trace.time.tolist() == sync.trace.time.tolist()
 
 
 def test_equal_speeds_alone_are_not_synchronous_sgd():

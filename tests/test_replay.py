@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from own import SCENARIOS, Cuts, Holes, Scenario, bits, mlp, own_methods, shards, three  # noqa: F401
 from safetensors.torch import load_file, save_file
-from tables import ALGORITHMS, CASES, LR
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
+from own import SCENARIOS, Scenario, bits, mlp, own_methods, shards, three  # noqa: F401
+from tables import CASES, LR
 
 pytestmark = pytest.mark.usefixtures("own_methods")
 
@@ -30,31 +30,14 @@ def same_order_and_bits(run: dd.Run, folder: Path, problem: dd.Problem | None = 
     assert [key for key in compared if recorded[key] != replayed[key]] == []
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_replay_of_every_method_gives_the_recorded_bits(name: str, case: str, tmp_path: Path) -> None:
-    run = dd.simulate(ALGORITHMS[name], *CASES[case], updates=12, folder=tmp_path / "run", evaluate_every=12)
-    same_order_and_bits(run, tmp_path / "run")
-
-
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_a_replay_of_every_scenario_gives_the_recorded_bits(name: str, tmp_path: Path) -> None:
+def test_a_replay_of_every_run_gives_the_recorded_bits(name: str, tmp_path: Path) -> None:
     run = SCENARIOS[name].run(folder=tmp_path / "run")
     same_order_and_bits(run, tmp_path / "run", SCENARIOS[name].again)
 
 
-def test_the_scenarios_have_in_them_what_they_are_for() -> None:
-    kinds = {name: {event["kind"] for event in SCENARIOS[name].run().trace.events} for name in SCENARIOS}
-    assert kinds["leave and join"] == {"left", "joined"}
-    assert kinds["wakes"] == {"wake"}
-    assert kinds["rejections"] == {"rejected"}
-    trace = SCENARIOS["cancelled jobs"].run().trace
-    assert any((np.diff(trace.draw[trace.worker == worker]) > 1).any() for worker in range(4))
-
-
 @pytest.mark.parametrize("name", ["rejections", "wrong shapes", "wrong shapes, memory at workers"])
 def test_every_spoilt_gradient_is_rejected_and_no_other(name: str) -> None:
-    assert isinstance(SCENARIOS[name].problem, (Holes, Cuts))
     run = SCENARIOS[name].run()
     rejected = [event for event in run.trace.events if event["kind"] == "rejected"]
     assert rejected
@@ -115,12 +98,9 @@ def other_sample(worker: int) -> list[Any]:
     [
         lambda: dd.Network(mlp(), cross_entropy, other_sample(2), 4, seed=1),
         lambda: dd.Network(mlp(), cross_entropy, shards(), 4, seed=2),
-        lambda: dd.Network(mlp(), cross_entropy, shards(), 5, seed=1),
-        lambda: dd.Network(mlp(torch.nn.ReLU()), cross_entropy, shards(), 4, seed=1),
-        lambda: dd.Network(mlp(), torch.nn.functional.nll_loss, shards(), 4, seed=1),
         lambda: dd.Digits(workers=3, alpha=1.0),
     ],
-    ids=["one sample", "seed", "batch size", "layer", "loss", "problem"],
+    ids=["one sample", "seed", "problem"],
 )
 @pytest.mark.parametrize("call, failure", [(dd.replay, dd.ReplayMismatch), (dd.resume, dd.BadInput)])
 def test_another_problem_than_the_recorded_one_is_refused(
@@ -161,24 +141,13 @@ class Changed(Method):
         return [dd.send(a.worker)]
 
 
-class Redirected(Method):
-    """The same method, but at version 17 the model goes to another worker."""
-
-    def step(self, s: dd.State, a: dd.Arrival) -> list[dd.Order]:
-        s.descend(a.value, self.lr)
-        return [dd.send((a.worker + (s.version == 17)) % 3)]
-
-
-@pytest.mark.parametrize("changed, version", [(Changed, 17), (Redirected, None)])
-def test_changed_code_of_a_method_is_found_at_the_first_version(changed: Any, version: int | None, tmp_path: Path) -> None:
+def test_changed_code_of_a_method_is_found_at_the_first_version(tmp_path: Path) -> None:
     dd.ALGORITHMS["method"] = Method
     try:
         run = dd.simulate(Method(LR), *CASES["q3"], updates=40, folder=tmp_path / "run")
         same_order_and_bits(run, tmp_path / "run")
-        dd.ALGORITHMS["method"] = changed
-        # who was redirected at version 17 misses its next job: that row's version is the first that cannot be made
-        row = int(np.flatnonzero(run.trace.version == 17)[0]) if version is None else 16
-        with pytest.raises(dd.ReplayMismatch, match=rf"version {run.trace.after[row]}\b"):
+        dd.ALGORITHMS["method"] = Changed
+        with pytest.raises(dd.ReplayMismatch, match="version 17 differs"):
             dd.replay(tmp_path / "run")
     finally:
         del dd.ALGORITHMS["method"]

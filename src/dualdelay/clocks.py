@@ -37,6 +37,8 @@ class Due(NamedTuple):
     worker: int = -1
     draw: int = -1
     seconds: float = 0.0
+    start: float = 0.0  # when the worker begins to compute
+    batches: int = 1
 
 
 class Clock(Protocol):
@@ -44,6 +46,9 @@ class Clock(Protocol):
 
     def begin(self, worker: int, draw: int, batches: int, size: int) -> None:
         """A job was given to a worker; model and message have ``size`` bytes."""
+
+    def retry(self, worker: int, draw: int, batches: int, size: int) -> None:
+        """A job came to nothing and is done again as ``draw``, before those that wait at the worker."""
 
     def cancel(self, worker: int, draws: int) -> None:
         """The worker's jobs are no more; it was given ``draws`` so far."""
@@ -56,12 +61,6 @@ class Clock(Protocol):
 
     def pop(self) -> Due:
         """Go there."""
-
-    def save(self) -> dict[str, Any]:
-        """Everything needed to go on later, as plain values."""
-
-    def load(self, saved: dict[str, Any]) -> None:
-        """Go on from what was saved."""
 
 
 class VirtualClock:
@@ -80,10 +79,11 @@ class VirtualClock:
         self._cancelled: dict[int, int] = {}  # by worker: jobs with a smaller draw than this will not arrive
         for change in changes:
             self._check(change)
-            self._push(Due(change.time, change.kind, change.worker))
-        joined_first = {c.worker: c.kind for c in sorted(changes, key=lambda c: c.time, reverse=True)}
-        for worker in sorted(worker for worker, kind in joined_first.items() if kind == "joined"):
+        firsts = {change.worker: change.kind for change in sorted(changes, key=lambda c: c.time, reverse=True)}
+        for worker in sorted(worker for worker, kind in firsts.items() if kind == "joined"):
             self._push(Due(0.0, "left", worker))
+        for change in changes:
+            self._push(Due(change.time, change.kind, change.worker))
 
     def _check(self, change: Change) -> None:
         if change.kind not in ("left", "joined") or not 0 <= change.worker < self._speeds.n or not change.time >= 0:
@@ -96,12 +96,28 @@ class VirtualClock:
         heapq.heappush(self._heap, (due.time, self._sent, due))
         self._sent += 1
 
-    def begin(self, worker: int, draw: int, batches: int, size: int) -> None:
-        travel = self._link.seconds(size)
-        start = max(self.now + travel, self._free.get(worker, 0.0))
+    def _timed(self, worker: int, draw: int, batches: int, travel: float, earliest: float) -> Due:
+        """When a job arrives that can begin at ``earliest``, behind what the worker already has to do."""
+        start = max(earliest, self._free.get(worker, 0.0))
         seconds = self._speeds.job(worker, draw, start, batches)
         self._free[worker] = start + seconds
-        self._push(Due(start + seconds + travel, "arrival", worker, draw, seconds))
+        return Due(start + seconds + travel, "arrival", worker, draw, seconds, start, batches)
+
+    def begin(self, worker: int, draw: int, batches: int, size: int) -> None:
+        travel = self._link.seconds(size)
+        self._push(self._timed(worker, draw, batches, travel, self.now + travel))
+
+    def retry(self, worker: int, draw: int, batches: int, size: int) -> None:
+        mine = [e for e in self._heap if e[2].kind == "arrival" and e[2].worker == worker and not self._is_cancelled(e[2])]
+        waiting = sorted(entry for entry in mine if entry[2].start >= self.now)
+        self._free[worker] = max([self.now, *(due.start + due.seconds for _, _, due in mine if due.start < self.now)])
+        self.begin(worker, draw, batches, size)
+        later = {
+            sent: self._timed(worker, due.draw, due.batches, self._link.seconds(size), due.start)
+            for _, sent, due in waiting
+        }
+        self._heap = [(later.get(sent, due).time, sent, later.get(sent, due)) for _, sent, due in self._heap]
+        heapq.heapify(self._heap)
 
     def cancel(self, worker: int, draws: int) -> None:
         self._cancelled[worker] = draws
@@ -127,10 +143,12 @@ class VirtualClock:
         return due
 
     def save(self) -> dict[str, Any]:
+        """Everything needed to go on later, as plain values."""
         heap = [[sent, *due] for _, sent, due in self._heap if not self._is_cancelled(due)]
         return {"now": self.now, "sent": self._sent, "free": list(self._free.items()), "heap": sorted(heap)}
 
     def load(self, saved: dict[str, Any]) -> None:
+        """Go on from what was saved."""
         self.now, self._sent = saved["now"], saved["sent"]
         self._free = dict(map(tuple, saved["free"]))
         self._heap = [(row[1], row[0], Due(*row[1:])) for row in saved["heap"]]
@@ -143,14 +161,19 @@ class RecordedClock:
 
     def __init__(self, trace: Trace) -> None:
         arrivals = zip(trace.time.tolist(), trace.worker.tolist(), trace.draw.tolist(), trace.seconds.tolist(), strict=True)
-        rows = [Due(time, "arrival", worker, draw, seconds) for time, worker, draw, seconds in arrivals]
-        for event in reversed(trace.events):
-            rows.insert(event["row"], Due(event["time"], event["kind"], event["worker"], event["draw"]))
-        self._rows = rows
-        self._next = 0
+        dues = [Due(time, "arrival", worker, draw, seconds) for time, worker, draw, seconds in arrivals]
+        events = [
+            (event["row"], Due(event["time"], event["kind"], event["worker"], event["draw"])) for event in trace.events
+        ]
+        merged = sorted([*events, *((row + 0.5, due) for row, due in enumerate(dues))], key=lambda pair: pair[0])
+        self._rows, self._after = [due for _, due in merged], [*trace.after.tolist(), "beyond the last"]
+        self._next = self._arrived = 0
         self._begun: set[tuple[int, int]] = set()
 
     def begin(self, worker: int, draw: int, batches: int, size: int) -> None:
+        self._begun.add((worker, draw))
+
+    def retry(self, worker: int, draw: int, batches: int, size: int) -> None:
         self._begun.add((worker, draw))
 
     def cancel(self, worker: int, draws: int) -> None:
@@ -168,14 +191,10 @@ class RecordedClock:
         if due.kind in ("arrival", "rejected"):
             if (due.worker, due.draw) not in self._begun:
                 raise ReplayMismatch(
-                    f"the record says that job {due.draw} of worker {due.worker} arrived at time {due.time:g}, but the "
-                    "replayed server had not given it that job: the algorithm or its settings are not the recorded ones."
+                    f"version {self._after[self._arrived]} differs: the record says that job number {due.draw} of worker "
+                    f"{due.worker} arrived at time {due.time:g}, but the replayed server had not given it that job. Code, "
+                    "settings or the record itself are not those of the run."
                 )
             self._begun.remove((due.worker, due.draw))
+            self._arrived += due.kind == "arrival"
         return due
-
-    def save(self) -> dict[str, Any]:
-        return {"next": self._next, "begun": sorted(self._begun)}
-
-    def load(self, saved: dict[str, Any]) -> None:
-        self._next, self._begun = saved["next"], set(map(tuple, saved["begun"]))

@@ -55,6 +55,8 @@ def parse(kind: str, text: str, **defaults: Any) -> Any:
         key, equals, value = part.partition("=")
         if not equals:
             raise BadInput(f"{part!r} in {text!r} is no setting; expected parameter=value.")
+        if key.strip() in values:
+            raise BadInput(f"{text!r} gives {key.strip()} twice; give it once.")
         values[key.strip()] = _value(value.strip())
     if name in REGISTRIES[kind]:
         known = parameters(REGISTRIES[kind][name])

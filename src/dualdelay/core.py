@@ -59,7 +59,7 @@ def send(worker: int) -> Order:
 
 
 def again(worker: int) -> Order:
-    """One more draw at the model the worker was sent last."""
+    """One more draw at the model the worker was sent last, behind what it already has."""
     return Order("again", worker)
 
 

@@ -32,17 +32,26 @@ class Delays:
 
 def used_in(trace: Trace) -> Grid:
     """For each arrival, the iteration that first used it; one beyond the last iteration if none did yet."""
-    after = trace.after.astype(np.int64)
-    updates = np.flatnonzero(np.diff(after, prepend=0) > 0)
-    following = np.searchsorted(updates, np.arange(len(after)))
-    iterations = np.append(after[updates], (after[-1] if len(after) else 0) + 1)
-    return iterations[following]
+    # arrival r stands at place 2r + 1 and what happened between arrivals r - 1 and r, an event, at place 2r
+    places = np.concatenate([2 * np.arange(len(trace)) + 1, [2 * event["row"] for event in trace.events]]).astype(np.int64)
+    versions = np.concatenate([trace.after, [event["after"] for event in trace.events]]).astype(np.int64)
+    order = np.lexsort((versions, places))
+    places, versions = places[order], versions[order]
+    updates = np.flatnonzero(np.diff(versions, prepend=0) > 0)
+    iterations = np.append(versions[updates], last_version(trace) + 1)
+    return iterations[np.searchsorted(places[updates], 2 * np.arange(len(trace)) + 1)]
+
+
+def last_version(trace: Trace) -> int:
+    """The server's version at the end of a trace."""
+    events = [event["after"] for event in trace.events]
+    return int(max([trace.after[-1] if len(trace) else 0, *events]))
 
 
 def delays(trace: Trace, *, remembers: bool) -> Delays:
     """Summarise a run's delays; ``remembers`` says whether its method goes on using gradients after their first use."""
     used = used_in(trace)
-    last = int(trace.after[-1]) if len(trace) else 0
+    last = last_version(trace)
     counted = used <= last
     first = (used - trace.version)[counted]
     if not len(first):
@@ -59,9 +68,9 @@ def delays(trace: Trace, *, remembers: bool) -> Delays:
 
 def _segments(trace: Trace, used: Grid, last: int) -> tuple[Grid, Grid, Grid]:
     """For each gradient that was used: its first iteration, its version, its last iteration."""
-    left = [(event["worker"], event["after"]) for event in trace.events if event["kind"] == "left"]
+    left = [(event["worker"], event["version"]) for event in trace.events if event["kind"] == "left"]
     worker = np.concatenate([trace.worker, np.array([w for w, _ in left], dtype=np.int64)])
-    begin = np.concatenate([used, np.array([after + 1 for _, after in left], dtype=np.int64)])
+    begin = np.concatenate([used, np.array([version + 1 for _, version in left], dtype=np.int64)])
     taken = np.concatenate([trace.version, np.full(len(left), -1)])  # -1: nothing of this worker is in use any more
     order = np.lexsort((np.arange(len(worker)), begin, worker))
     worker, begin, taken = worker[order], begin[order], taken[order]
@@ -78,7 +87,7 @@ def delay_grids(trace: Trace, workers: int) -> tuple[Grid, Grid]:
     This takes T x n memory; ``delays`` does not.
     """
     used = used_in(trace)
-    last = int(trace.after[-1]) if len(trace) else 0
+    last = last_version(trace)
     tau, data = np.full((last, workers), -1), np.full((last, workers), -1)
     for worker in range(workers):
         mine = trace.worker == worker

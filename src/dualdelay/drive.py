@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from .core import Arrival
-from .errors import RunFailed
-from .folder import Folder
+from .errors import BadInput, RunFailed, require_positive, require_whole
+from .folder import Folder, config_digest
 from .loop import Loop
 from .result import EarlyStop, Run, plain
 from .state import AggregateState, State
@@ -57,40 +57,74 @@ def _ctrl_c(active: bool) -> Iterator[list[bool]]:
         signal.signal(signal.SIGINT, before)
 
 
+def totals(
+    updates: int | None, time: float | None, every: int | None, seconds: float | None, checkpoint: int | None
+) -> dict[str, Any]:
+    """When to stop, evaluate and save, with the defaults filled in."""
+    if updates is None and time is None:
+        raise BadInput("neither updates nor time is given, so the run would never end; give at least one.")
+    if updates is not None:
+        require_whole("updates", updates, 0)
+    if time is not None and not (math.isfinite(time) and time >= 0):
+        raise BadInput(f"time is {time}; expected finite simulated seconds, zero or more.")
+    if every is not None:
+        require_whole("evaluate_every", every, 1)
+    if seconds is not None:
+        require_positive("evaluate_seconds", seconds)
+    if every is None and seconds is None:
+        seconds = time / 50 if time else None
+        every = None if seconds else max(1, (updates or 0) // 50)
+    if checkpoint is None:
+        checkpoint = 1000 if updates is None else max(1, updates // 20)
+    require_whole("checkpoint_every", checkpoint, 1)
+    totals = {"updates": updates, "time": time, "evaluate_every": every, "evaluate_seconds": seconds}
+    return {**totals, "checkpoint_every": checkpoint}
+
+
 def drive(
     loop: Loop,
     config: Mapping[str, Any],
     folder: Folder | None,
     watch: Sequence[Watch],
     stop: EarlyStop | None,
+    *,
+    resumed: bool = False,
     notes: tuple[str, ...] = (),
     ended: str = "",
 ) -> Run:
-    """Advance a loop to its end, saving on the way; ``ended`` if it is there already."""
+    """Advance a loop to its end, saving on the way; ``ended`` says why if it is there already."""
     updates, limit, every = config["updates"], config["time"], config["checkpoint_every"]
-    saved = len(loop.recorder)
+    rows_saved, moment_saved, judged = len(loop.recorder), loop.moment if resumed else -1, 0
 
     def save() -> None:
-        nonlocal saved
-        if folder is not None:
-            folder.save(loop.save(), loop.recorder.rows(saved), len(loop.recorder), config["keep"])
-            saved = len(loop.recorder)
+        nonlocal rows_saved, moment_saved
+        if folder is not None and loop.moment != moment_saved:
+            folder.save(loop.save(), loop.recorder.rows(rows_saved), config["keep"])
+            rows_saved, moment_saved = len(loop.recorder), loop.moment
 
-    judged = len(loop.rows)
+    def good_enough() -> bool:
+        nonlocal judged
+        if stop is None or len(loop.rows) == judged:
+            return False
+        judged = len(loop.rows)
+        return stop(loop.table)
+
     with threads(config["threads"]), _ctrl_c(folder is not None) as interrupted:
         while not ended:
             due = loop.clock.peek()
-            if updates is not None and loop.state.version >= updates:
+            if good_enough():
+                ended = "stop"
+            elif updates is not None and loop.state.version >= updates:
                 ended = "updates"
             elif due is None:
                 raise RunFailed("nothing is in flight and nothing is due: the algorithm gave nobody anything to do.")
             elif limit is not None and due.time > limit:
                 loop.evaluate_before(math.nextafter(limit, math.inf))
-                ended = "time"
+                ended = "stop" if good_enough() else "time"
+            elif loop.evaluate_before(due.time) and good_enough():
+                ended = "stop"
             else:
-                loop.evaluate_before(due.time)
-                before = loop.state.version
-                arrival = loop.advance()
+                before, arrival = loop.state.version, loop.advance()
                 if arrival is not None:
                     for function in watch:
                         function(loop.state, arrival)
@@ -99,20 +133,24 @@ def drive(
                 if interrupted[0]:
                     save()
                     raise Interrupted(f"saved after {loop.state.version} updates")
-            if stop is not None and len(loop.rows) > judged:
-                judged = len(loop.rows)
-                ended = "stop" if stop(loop.table) else ended
-        if len(loop.recorder) > saved or (folder is not None and not folder.checkpoints()):
-            save()
-        rows = loop.rows
-        now = limit if ended == "time" else loop.recorder.last_time
-        if rows[-1]["version"] != loop.state.version or rows[-1]["time"] != now:
-            loop.rows = [*rows, loop.evaluate(now)]  # the end is always evaluated, on schedule or not
-        table, loop.rows = loop.table, rows
+        save()
+        table, now = _with_end(loop, limit if ended == "time" else max(loop.now, loop.rows[-1]["time"]))
     run = ended_run(loop, table, now, ended, None if folder is None else folder.path, notes)
     if folder is not None:
-        folder.finish(run.trace, run.metrics, run.state_dict(), plain(run.summary()))
+        result = {**plain(run.summary()), "moment": loop.moment, "config": config_digest(config)}
+        folder.finish(run.trace, run.metrics, run.state_dict(), result)
     return run
+
+
+def _with_end(loop: Loop, now: float) -> tuple[Table, float]:
+    """The evaluations with one at the end, on schedule or not; it is no part of a checkpoint, lest a longer run have it."""
+    rows, last = loop.rows, loop.rows[-1]
+    if last["version"] == loop.state.version and math.isclose(last["time"], now, rel_tol=1e-12):
+        loop.rows = [*rows[:-1], {**last, "time": now}]
+    else:
+        loop.rows = [*rows, loop.evaluate(now)]
+    table, loop.rows = loop.table, rows
+    return table, now
 
 
 def ended_run(loop: Loop, table: Table, now: float, ended: str, path: Path | None, notes: tuple[str, ...] = ()) -> Run:

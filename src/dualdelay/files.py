@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ def pack(value: Any, tensors: dict[int, tuple[str, Tensor]]) -> Any:
     if isinstance(value, (list, tuple)):
         return [pack(item, tensors) for item in value]
     if isinstance(value, dict):
-        return {"dict": {key: pack(item, tensors) for key, item in value.items()}}
+        return {"dict": [[pack(key, tensors), pack(item, tensors)] for key, item in value.items()]}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise BadInput(f"a {type(value).__name__} cannot be saved; keep numbers, texts, tensors, lists and sets in a state.")
@@ -53,7 +53,7 @@ def unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(value, dict):
         if "tensor" in value:
             return tensors[value["tensor"]]
-        return set(value["set"]) if "set" in value else {key: unpack(v, tensors) for key, v in value["dict"].items()}
+        return set(value["set"]) if "set" in value else {key: unpack(item, tensors) for key, item in value["dict"]}
     return value
 
 
@@ -108,16 +108,16 @@ def save_table(path: Path, columns: Mapping[str, Any], about: Mapping[str, Any] 
     write(path, sink.getvalue())
 
 
-def load_table(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read columns and what was written about them."""
+def load_table(path: Path, names: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read the columns of these names, and what was written about them."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         table = pq.read_table(path, page_checksum_verification=True)
         about: dict[str, Any] = json.loads((table.schema.metadata or {}).get(b"dualdelay", b"{}"))
-        return {name: table[name].to_numpy() for name in table.column_names}, about
+        return {name: table[name].to_numpy() for name in names}, about
     except FileNotFoundError:
         raise BadInput(f"there is no file {path}.") from None
-    except (OSError, pa.ArrowException, ValueError) as error:
+    except (OSError, pa.ArrowException, ValueError, KeyError) as error:
         raise BadInput(f"{path} is damaged or no Parquet file ({str(error).splitlines()[0]}).") from None

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .clocks import Clock, Due
+from .clocks import Clock, Due, VirtualClock
 from .core import Arrival, Job, Order, Problem
 from .errors import BadInput
 
@@ -37,7 +37,8 @@ class LocalFleet:
         self._draws = [0] * problem.workers  # jobs given to each worker so far
         self._models: dict[int, Model] = {}  # what each worker was sent last
         self._jobs: dict[int, dict[int, Model]] = {}  # in flight, by worker and then by draw
-        self._keep: Tensor | None = None  # what the last sender will keep if it is accepted
+        self._arrived: Model  # of the last arrival
+        self._keep: Tensor | None = None  # what its sender will keep if it is accepted
 
     def carry_out(self, orders: Iterable[Order], version: int, x: Tensor) -> None:
         """Do what the server wants, in its order; ``x`` is the current model."""
@@ -48,14 +49,24 @@ class LocalFleet:
                     self._models[worker] = current
                 elif worker not in self._models:
                     raise BadInput(f"again({worker}) was ordered, but worker {worker} was never sent a model; send first.")
-                draw = self._draws[worker]
-                self._draws[worker] = draw + 1
-                self._jobs.setdefault(worker, {})[draw] = self._models[worker]
+                draw = self._next_draw(worker, self._models[worker])
                 self.clock.begin(worker, draw, self._problem.batches(worker), x.nbytes)
             elif kind == "cancel":
                 self.cancel(worker)
             else:
                 self.clock.wake(time)
+
+    def _next_draw(self, worker: int, model: Model) -> int:
+        """Name a worker's next job, at this model."""
+        draw = self._draws[worker]
+        self._draws[worker] = draw + 1
+        self._jobs.setdefault(worker, {})[draw] = model
+        return draw
+
+    def retry(self, a: Arrival) -> None:
+        """The server did not take the arrival: its sender does the job again, with another draw, at the same model."""
+        draw = self._next_draw(a.worker, self._arrived)
+        self.clock.retry(a.worker, draw, self._problem.batches(a.worker), self._arrived.x.nbytes)
 
     def cancel(self, worker: int) -> None:
         """Drop a worker's jobs."""
@@ -72,11 +83,13 @@ class LocalFleet:
         """What the clock says is next, with its gradient computed; a recorded rejection comes without a value."""
         if due.kind == "wake":
             return Arrival(None, _NOTHING, due.time, 0.0, math.nan)
-        model = self._jobs[due.worker].pop(due.draw)
+        model = self._arrived = self._jobs[due.worker].pop(due.draw)
         job = Job(due.worker, due.draw, model.version)
         if due.kind == "rejected":
             return Arrival(job, _NOTHING, due.time, due.seconds, math.nan)
         gradient, loss = self._problem.gradient(model.x, due.worker, due.draw)
+        if gradient.shape != model.x.shape:  # a message could hide this by broadcasting
+            return Arrival(job, gradient, due.time, due.seconds, loss)
         value, self._keep = self._message(gradient, self.held.get(due.worker))
         return Arrival(job, value, due.time, due.seconds, loss)
 
@@ -92,6 +105,7 @@ class LocalFleet:
 
     def save(self) -> dict[str, Any]:
         """Everything needed to go on later, as plain values and tensors."""
+        assert isinstance(self.clock, VirtualClock), "a replay is not saved: it can be made again"
         in_flight = (model for jobs in self._jobs.values() for model in jobs.values())
         models = {model.version: model.x for model in (*self._models.values(), *in_flight)}
         return {
@@ -105,6 +119,7 @@ class LocalFleet:
 
     def load(self, saved: dict[str, Any]) -> None:
         """Go on from what was saved."""
+        assert isinstance(self.clock, VirtualClock)
         models = {version: Model(version, x) for version, x in saved["weights"]}
         self.clock.load(saved["clock"])
         self._draws = saved["draws"]

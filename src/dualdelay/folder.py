@@ -14,14 +14,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from .errors import BadInput, RunFailed
 from .files import decode, encode, load_table, load_weights, save_table, save_weights, write
-from .trace import Table, Trace
+from .trace import ARRIVAL_COLUMNS, Recorder, Table, Trace
 
 
-def _digest(config: Mapping[str, Any]) -> str:
+def digest_of(x: Tensor) -> str:
+    """A digest of a tensor's bytes."""
+    return hashlib.sha256(x.reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
+
+
+def config_digest(config: Mapping[str, Any]) -> str:
+    """A digest of a configuration."""
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -34,13 +41,13 @@ class Folder:
     @classmethod
     def create(cls, path: Path, config: Mapping[str, Any], x: Tensor) -> Folder:
         """A new folder with its configuration and initial weights; all of it or nothing."""
-        if path.exists():
-            raise BadInput(
-                f"{path} exists; a run has a folder of its own. Choose another, remove it, or go on with: "
-                f"dualdelay resume {path}"
-            )
         temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
+            if path.exists():
+                raise BadInput(
+                    f"{path} exists; a run has a folder of its own. Choose another, remove it, or go on with: "
+                    f"dualdelay resume {path}"
+                )
             (temporary / "checkpoints").mkdir(parents=True)
             (temporary / "trace").mkdir()
             folder = cls(temporary)
@@ -56,7 +63,7 @@ class Folder:
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write the configuration with a digest of itself."""
-        write(self.path / "config.json", json.dumps({**config, "digest": _digest(config)}, indent=1).encode())
+        write(self.path / "config.json", json.dumps({**config, "digest": config_digest(config)}, indent=1).encode())
 
     def config(self) -> dict[str, Any]:
         """Read the configuration, and refuse one that was changed since."""
@@ -66,16 +73,16 @@ class Folder:
             digest = config.pop("digest")
         except (FileNotFoundError, NotADirectoryError):
             raise BadInput(f"{self.path} is not the folder of a run: there is no {path}.") from None
-        except (ValueError, KeyError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise BadInput(f"{path} is damaged; without it the run cannot be continued. Start it anew.") from None
-        if digest != _digest(config):
+        if digest != config_digest(config):
             raise BadInput(f"{path} was changed since the run wrote it; undo the change, or start a new run.")
         return config
 
-    def start(self) -> Tensor:
-        """The run's initial weights."""
+    def start(self, digest: str) -> Tensor:
+        """The run's initial weights, which have this digest."""
         weights = load_weights(self.path / "start.safetensors")
-        if set(weights) != {"x"}:
+        if set(weights) != {"x"} or digest_of(weights["x"]) != digest:
             raise BadInput(f"{self.path / 'start.safetensors'} is damaged; start the run anew.")
         return weights["x"]
 
@@ -83,14 +90,14 @@ class Folder:
         """The checkpoints, oldest first."""
         return sorted((self.path / "checkpoints").glob("[0-9]*.safetensors"))
 
-    def save(self, content: Mapping[str, Any], rows: Mapping[str, Any], arrivals: int, keep: int) -> None:
+    def save(self, content: Mapping[str, Any], rows: Mapping[str, Any], keep: int) -> None:
         """Write a checkpoint and the trace's rows since the last one, and remove all but the newest ``keep``."""
         count = len(rows["time"])
         if count:
-            save_table(self.path / "trace" / f"{arrivals - count:012d}.parquet", rows)
+            save_table(self.path / "trace" / f"{content['arrivals'] - count:012d}.parquet", rows)
         data = encode(content)
         digest = hashlib.sha256(data).hexdigest()[:16]
-        write(self.path / "checkpoints" / f"{arrivals:012d}-{digest}.safetensors", data)
+        write(self.path / "checkpoints" / f"{content['moment']:012d}-{digest}.safetensors", data)
         for old in self.checkpoints()[:-keep]:
             old.unlink(missing_ok=True)
 
@@ -104,40 +111,35 @@ class Folder:
                 continue
             content = decode(data)
             try:
-                rows = self._rows(content["arrivals"])
+                return content, self._rows(content["arrivals"]), problems
             except BadInput as error:
                 problems.append(str(error))
-                continue
-            return content, rows, problems
         if problems:
             raise BadInput(f"no checkpoint of {self.path} can be used: {'; '.join(problems)}. Start the run anew.")
         return None
 
     def _rows(self, arrivals: int) -> dict[str, Any]:
-        """The first rows of the trace, from its finished file and the parts behind that; later parts are removed."""
+        """The first rows of the trace, from its finished file and the parts that go beyond it."""
         whole = self.path / "trace.parquet"
-        pieces = [load_table(whole)[0]] if whole.exists() else []
-        have = len(pieces[0]["time"]) if pieces else 0
+        rows = load_table(whole, ARRIVAL_COLUMNS)[0] if whole.exists() else Recorder().rows()
         for part in sorted((self.path / "trace").glob("[0-9]*.parquet")):
-            begins = int(part.stem)
-            if begins < have or begins >= arrivals:
-                continue
-            if begins > have:
+            begins, have = int(part.stem), len(rows["time"])
+            if begins > have or have >= arrivals:
                 break
-            pieces.append(load_table(part)[0])
-            have += len(pieces[-1]["time"])
-        if have < arrivals:
-            raise BadInput(f"the trace of {self.path} has {have} rows of {arrivals}")
-        names = pieces[0] if pieces else ()
-        return {name: np.concatenate([piece[name] for piece in pieces])[:arrivals] for name in names}
+            more = load_table(part, ARRIVAL_COLUMNS)[0]
+            if begins + len(more["time"]) > have:  # rows that were computed again are the same rows
+                rows = {name: np.concatenate([rows[name][:begins], more[name]]) for name in rows}
+        if len(rows["time"]) < arrivals:
+            raise BadInput(f"the trace in {self.path} has {len(rows['time'])} rows of {arrivals}")
+        return {name: column[:arrivals] for name, column in rows.items()}
 
-    def clear_after(self, arrivals: int) -> None:
+    def clear_after(self, arrivals: int, moment: int) -> None:
         """Remove what lies beyond the checkpoint that a run goes on from."""
         for part in (self.path / "trace").glob("[0-9]*.parquet"):
             if int(part.stem) >= arrivals:
                 part.unlink()
         for path in self.checkpoints():
-            if int(path.stem.partition("-")[0]) > arrivals:
+            if int(path.stem.partition("-")[0]) > moment:
                 path.unlink()
         for leftover in (*self.path.glob(".*.part"), *self.path.glob("*/.*.part")):
             leftover.unlink()
@@ -152,18 +154,16 @@ class Folder:
             part.unlink()
 
     def result(self) -> dict[str, Any] | None:
-        """How the run ended, if it did."""
+        """How the run ended, if it did; one that is damaged is written again when the run is resumed."""
         try:
-            result: dict[str, Any] = json.loads((self.path / "result.json").read_bytes())
-            return result
-        except FileNotFoundError:
+            result = json.loads((self.path / "result.json").read_bytes())
+        except (FileNotFoundError, ValueError):
             return None
-        except ValueError:
-            return None  # it is written again when the run is resumed
+        return result if isinstance(result, dict) else None
 
     def trace(self) -> Trace:
         """The trace of a finished run."""
         if self.result() is None:
             raise BadInput(f"the run in {self.path} is not finished; finish it first: dualdelay resume {self.path}")
-        columns, about = load_table(self.path / "trace.parquet")
+        columns, about = load_table(self.path / "trace.parquet", ARRIVAL_COLUMNS)
         return Trace(columns, about.get("events", []))

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .clocks import Clock, Due
-from .core import Algorithm, Arrival, Problem, again
+from .core import Algorithm, Arrival, Orders, Problem
 from .draws import Draws
 from .errors import BadInput, DualDelayError, RunFailed
 from .fleets import LocalFleet
@@ -51,6 +52,7 @@ class Loop:
         self.fleet = LocalFleet(problem, clock, algorithm.message)
         self.recorder = Recorder()
         self.rows: list[dict[str, float]] = []
+        self.now = 0.0  # the time of what happened last
         self._schedule, self._metrics, self._bad = schedule, dict(metrics or {}), bad
         self._ticks = 0  # evaluations by simulated time so far
         self._streaks: dict[int, int] = {}  # rejected values in a row, by worker
@@ -65,6 +67,11 @@ class Loop:
     def rejected(self) -> int:
         """Values that were not absorbed because they were not finite or had the wrong shape."""
         return sum(event["kind"] == "rejected" for event in self.recorder.events)
+
+    @property
+    def moment(self) -> int:
+        """How much has happened: it grows with every arrival, other event and scheduled evaluation."""
+        return len(self.recorder) + len(self.recorder.events) + self._ticks
 
     def begin(self) -> None:
         """Evaluate the start and give out the first jobs."""
@@ -83,41 +90,42 @@ class Loop:
         row = {"time": time, "version": self.state.version, **self.problem.evaluate(x)}
         if self._metrics:
             model = self.problem.model(x)
-            row |= {name: float(metric(model)) for name, metric in self._metrics.items()}
+            with torch.no_grad():
+                row |= {name: float(metric(model)) for name, metric in self._metrics.items()}
         return row
 
-    def evaluate_before(self, time: float) -> None:
-        """Evaluate at the scheduled moments that lie before ``time``: nothing more can arrive by then."""
-        seconds = self._schedule.seconds if self._schedule else None
+    def evaluate_before(self, time: float) -> bool:
+        """Evaluate at the scheduled moments that lie before ``time``: nothing more can arrive by then. Was there any?"""
+        seconds, before = self._schedule.seconds if self._schedule else None, self._ticks
         while seconds is not None and (self._ticks + 1) * seconds < time:
             self._ticks += 1
             self.rows.append(self.evaluate(self._ticks * seconds))
+        return self._ticks > before
 
     def advance(self) -> Arrival | None:
         """Go to what happens next; returns the arrival if one was absorbed."""
         due, s = self.clock.pop(), self.state
+        before, arrival, self.now = s.version, None, due.time
         if due.kind in ("left", "joined"):
-            self._change(due)
-            return None
-        a = self._compute(due)
-        if a.job is None:
-            orders = self.algorithm.step(s, a)
-            self.recorder.event("wake", a.time, s.version)
-        elif a.value.shape != s.weights.shape or not is_finite(a.value):
-            self._reject(a)
-            return None
+            orders = self._change(due)
         else:
-            before = s.version
-            orders = self.algorithm.step(s, a)
-            self.fleet.accept(a)
-            self._streaks.pop(a.worker, None)
-            self.recorder.arrival(a, s.version, self._fingerprint())
-            every = self._schedule.updates if self._schedule else None
-            if every is not None and s.version != before and s.version % every == 0:
-                self.rows.append(self.evaluate(a.time))
+            a = self._compute(due)
+            if a.job is None:
+                orders = self.algorithm.step(s, a)
+                self.recorder.event("wake", a.time, s.version)
+            elif a.value.shape != s.weights.shape or not is_finite(a.value):
+                orders = self._reject(a)
+            else:
+                orders, arrival = self.algorithm.step(s, a), a
+                self.fleet.accept(a)
+                self._streaks.pop(a.worker, None)
+                self.recorder.arrival(a, s.version, self._fingerprint())
         if orders:
             self.fleet.carry_out(orders, s.version, s.x)
-        return a if a.job is not None else None
+        every = self._schedule.updates if self._schedule else None
+        if every is not None and s.version != before and s.version % every == 0:
+            self.rows.append(self.evaluate(due.time))
+        return arrival
 
     def _compute(self, due: Due) -> Arrival:
         try:
@@ -127,16 +135,17 @@ class Loop:
         except Exception as error:
             raise RunFailed(f"worker {due.worker} could not compute its job number {due.draw}: {error}") from error
 
-    def _change(self, due: Due) -> None:
-        s = self.state
+    def _change(self, due: Due) -> Orders:
+        s, before = self.state, self.state.version
         if due.kind == "left":
             orders = self.algorithm.leave(s, due.worker, self.fleet.depart(due.worker))
         else:
             orders = self.algorithm.join(s, due.worker)
-        self.recorder.event(due.kind, due.time, s.version, due.worker)
-        self.fleet.carry_out(orders, s.version, s.x)
+        self.recorder.event(due.kind, due.time, s.version, due.worker, version=before)
+        return orders
 
-    def _reject(self, a: Arrival) -> None:
+    def _reject(self, a: Arrival) -> Orders:
+        """Count a value that is no gradient; its worker does the job again and is late, nothing else."""
         assert a.job is not None
         self.recorder.event("rejected", a.time, self.state.version, *a.job)
         streak = self._streaks[a.worker] = self._streaks.get(a.worker, 0) + 1
@@ -148,7 +157,8 @@ class Loop:
                 f"{f', the {streak}th in a row' if streak > 1 else ''}). Nothing of it was used. Lower lr, or look at that "
                 "worker's data."
             )
-        self.fleet.carry_out([again(a.worker)], self.state.version, self.state.x)
+        self.fleet.retry(a)
+        return []
 
     def _fingerprint(self) -> int:
         """The checksum of the current weights, which every gradient used so far has gone into."""
@@ -161,6 +171,8 @@ class Loop:
         state = {f.name: getattr(self.state, f.name) for f in fields(self.state)}
         return {
             "arrivals": len(self.recorder),
+            "moment": self.moment,
+            "now": self.now,
             "state": {name: value for name, value in state.items() if not isinstance(value, Draws)},
             "fleet": self.fleet.save(),
             "events": self.recorder.events,
@@ -174,8 +186,7 @@ class Loop:
         for name, value in saved["state"].items():
             setattr(self.state, name, value)
         self.fleet.load(saved["fleet"])
-        if rows:
-            self.recorder.extend(rows)
+        self.recorder.extend(rows)
         self.recorder.events = saved["events"]
-        self.rows, self._ticks = saved["metrics"], saved["ticks"]
+        self.rows, self._ticks, self.now = saved["metrics"], saved["ticks"], saved["now"]
         self._streaks = dict(saved["streaks"])

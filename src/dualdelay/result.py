@@ -39,9 +39,11 @@ class EarlyStop:
         """Whether the run should end, from all evaluations so far."""
         if self.metric not in metrics:
             raise BadInput(f"there is no metric {self.metric!r} to stop by; there are {', '.join(metrics)}.")
-        values = metrics[self.metric] * (-1.0 if self.metric == "accuracy" else 1.0)
-        target = None if self.target is None else self.target * (-1.0 if self.metric == "accuracy" else 1.0)
-        if target is not None and values[-1] <= target:
+        sign = -1.0 if self.metric == "accuracy" else 1.0
+        values = sign * metrics[self.metric]
+        if math.isnan(values[0]):
+            raise BadInput(f"{self.metric} is nan at the start, so there is nothing to stop by; choose another metric.")
+        if self.target is not None and values[-1] <= sign * self.target:
             return True
         return self.patience is not None and len(values) - 1 - int(np.nanargmin(values)) >= self.patience
 

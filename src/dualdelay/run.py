@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -17,10 +16,10 @@ from . import __version__
 from .clocks import Change, RecordedClock, VirtualClock
 from .config import describe, rebuild
 from .core import Algorithm, Problem
-from .drive import Watch, drive, ended_run, threads
-from .errors import BadInput, ReplayMismatch, require_one_of, require_positive, require_whole
-from .files import load_weights
-from .folder import Folder
+from .drive import Watch, drive, ended_run, threads, totals
+from .errors import BadInput, ReplayMismatch, require_one_of, require_whole
+from .files import load_weights, pack
+from .folder import Folder, config_digest, digest_of
 from .loop import Loop, Metric, Schedule
 from .result import EarlyStop, Run
 from .speeds import Link, SpeedModel
@@ -34,6 +33,8 @@ def _starting_point(problem: Problem, start: Start, seed: int) -> Tensor:
     if isinstance(start, (str, Path)):
         start = load_weights(Path(start))
     x = problem.flat(start) if isinstance(start, Mapping) else start
+    if not isinstance(x, Tensor):
+        raise BadInput(f"start is a {type(x).__name__}; expected a tensor, a state dict or a path.")
     expected = problem.start(seed)
     if x.shape != expected.shape or x.dtype != expected.dtype:
         raise BadInput(
@@ -86,7 +87,7 @@ def simulate(
         "bad": bad,
         "keep": keep,
         "threads": torch.get_num_threads(),
-        **_totals(updates, time, evaluate_every, evaluate_seconds, checkpoint_every),
+        **totals(updates, time, evaluate_every, evaluate_seconds, checkpoint_every),
     }
     if speeds.n != problem.workers:
         raise BadInput(f"speeds are given for {speeds.n} workers, but the problem has {problem.workers}; give as many.")
@@ -94,15 +95,22 @@ def simulate(
     require_whole("keep", keep, 1)
     x = _starting_point(problem, start, seed)
     loop = _loop(config, algorithm, problem, speeds, x, metrics)
+    for kind, worker, _ in changes:  # a method without a rule for it says so now, not when it happens
+        if kind == "left" and type(algorithm).leave is Algorithm.leave:
+            algorithm.leave(loop.state, worker)
+        if kind == "joined" and type(algorithm).join is Algorithm.join:
+            algorithm.join(loop.state, worker)
+    loop.begin()
+    if stop is not None:
+        stop(loop.table)  # says so if there is nothing to stop by
     if folder is None:
-        loop.begin()
         return drive(loop, config, None, watch, stop)
-    config["fingerprint"] = problem.fingerprint()
+    pack(loop.save(), {})  # says so if something cannot be saved
+    config |= {"fingerprint": problem.fingerprint(), "start": digest_of(x)}
     if go_on and Path(folder).exists():
         _require_same(config, Folder(Path(folder)))
         return resume(folder, problem=problem, algorithm=algorithm, speeds=speeds, metrics=metrics, watch=watch)
     config["versions"] = {"torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version()}
-    loop.begin()
     return drive(loop, config, Folder.create(Path(folder), config, x), watch, stop)
 
 
@@ -112,30 +120,6 @@ def _require_same(config: Mapping[str, Any], folder: Folder) -> None:
     if other:
         said = "; ".join(f"{key}: {recorded.get(key)} there, {config[key]} now" for key in other[:3])
         raise BadInput(f"{folder.path} holds a run of another configuration ({said}). Choose another folder.")
-
-
-def _totals(
-    updates: int | None, time: float | None, every: int | None, seconds: float | None, checkpoint: int | None
-) -> dict[str, Any]:
-    """When to stop, evaluate and save, with the defaults filled in."""
-    if updates is None and time is None:
-        raise BadInput("neither updates nor time is given, so the run would never end; give at least one.")
-    if updates is not None:
-        require_whole("updates", updates, 0)
-    if time is not None and not (math.isfinite(time) and time >= 0):
-        raise BadInput(f"time is {time}; expected finite simulated seconds, zero or more.")
-    if every is not None:
-        require_whole("evaluate_every", every, 1)
-    if seconds is not None:
-        require_positive("evaluate_seconds", seconds)
-    if every is None and seconds is None:
-        seconds = time / 50 if time else None
-        every = None if seconds else max(1, (updates or 0) // 50)
-    if checkpoint is None:
-        checkpoint = 1000 if updates is None else max(1, updates // 20)
-    require_whole("checkpoint_every", checkpoint, 1)
-    totals = {"updates": updates, "time": time, "evaluate_every": every, "evaluate_seconds": seconds}
-    return {**totals, "checkpoint_every": checkpoint}
 
 
 def _loop(
@@ -186,28 +170,27 @@ def resume(
         raise BadInput(
             f"the run was started with metrics {config['metrics']}; pass the same functions again (metrics=...)."
         )
-    result = place.result()
     if updates is not None or time is not None:
-        asked = {"updates": updates, "time": time}
-        if result is not None and asked != {key: config[key] for key in asked}:
-            result = None
-        old = {key: config[key] for key in ("evaluate_every", "evaluate_seconds", "checkpoint_every")}
-        config |= _totals(updates, time, old["evaluate_every"], old["evaluate_seconds"], old["checkpoint_every"])
-        place.write_config(config)
+        old = (config[key] for key in ("evaluate_every", "evaluate_seconds", "checkpoint_every"))
+        config |= totals(updates, time, *old)
     method, pace = rebuild("algorithm", config["algorithm"], algorithm), rebuild("speeds", config["speeds"], speeds)
     stop = None if config["stop"] is None else EarlyStop(**config["stop"])
-    loop = _loop(config, method, built, pace, place.start(), metrics)
-    with threads(config["threads"]):
-        loaded = place.load()
-        if loaded is None:
-            place.clear_after(0)
+    loop = _loop(config, method, built, pace, place.start(config["start"]), metrics)
+    loaded, result = place.load(), place.result()
+    if updates is not None or time is not None:
+        place.write_config(config)
+    if loaded is None:
+        place.clear_after(0, -1)
+        with threads(config["threads"]):
             loop.begin()
-            return drive(loop, config, place, watch, stop)
+        return drive(loop, config, place, watch, stop)
     content, rows, notes = loaded
     loop.load(content, rows)
-    place.clear_after(content["arrivals"])
-    ended = result["ended"] if result is not None and result["arrivals"] == content["arrivals"] else ""
-    return drive(loop, config, place, watch, stop, tuple(notes), ended)
+    place.clear_after(content["arrivals"], content["moment"])
+    ended = ""
+    if result is not None and (result.get("config"), result.get("moment")) == (config_digest(config), content["moment"]):
+        ended = result["ended"]
+    return drive(loop, config, place, watch, stop, resumed=True, notes=tuple(notes), ended=ended)
 
 
 def replay(
@@ -222,7 +205,7 @@ def replay(
     config, trace = place.config(), place.trace()
     built = _recorded_problem(config, problem, ReplayMismatch)
     method = rebuild("algorithm", config["algorithm"], algorithm)
-    loop = Loop(method, built, RecordedClock(trace), place.start(), seed=config["seed"])
+    loop = Loop(method, built, RecordedClock(trace), place.start(config["start"]), seed=config["seed"])
     with threads(config["threads"]):
         loop.begin()
         row = 0
@@ -231,18 +214,17 @@ def replay(
             if a is None:
                 continue
             made = {name: column[0] for name, column in loop.recorder.rows(row).items()}
-            for name in ("version", "after", "fingerprint"):
-                if made[name] != trace[name][row]:
+            for name in ("version", "after", "loss", "fingerprint"):
+                if made[name].tobytes() != trace[name][row].tobytes():
                     raise ReplayMismatch(
-                        f"version {trace.after[row]} differs: at arrival {row} (worker {a.worker}, job number "
-                        f"{made['draw']}, taken at version {trace.version[row]}) the recorded {name} is "
-                        f"{trace[name][row]}, replayed it is {made[name]}. Code, data or libraries are not those of the "
-                        f"record ({config['versions']})."
+                        f"version {made['after']} differs: at arrival {row} (worker {a.worker}, job number {made['draw']}, "
+                        f"taken at version {made['version']}) the recorded {name} is {trace[name][row]}, replayed it is "
+                        f"{made[name]}. Code, data, libraries ({config['versions']}) or the record have changed."
                     )
             row += 1
             for function in watch:
                 function(loop.state, a)
-    for name, recorded in load_weights(place.path / "model.safetensors").items():
-        if not torch.equal(built.state_dict(loop.state.x)[name].view(torch.uint8), recorded.view(torch.uint8)):
-            raise ReplayMismatch(f"version {loop.state.version} differs: the final weights {name!r} are not the recorded.")
-    return ended_run(loop, loop.table, loop.recorder.last_time, "replay", place.path)
+    recorded, made = load_weights(place.path / "model.safetensors"), built.state_dict(loop.state.x)
+    if {name: digest_of(x) for name, x in recorded.items()} != {name: digest_of(x) for name, x in made.items()}:
+        raise ReplayMismatch(f"version {loop.state.version} differs: the final weights are not those of model.safetensors.")
+    return ended_run(loop, loop.table, loop.now, "replay", place.path)

@@ -62,7 +62,7 @@ class AggregateState(State):
                 total.add_(new)
         else:
             for total, old, new in blocks(self.total, self.table[worker], value):
-                total.add_(new).sub_(old)
+                total.add_(torch.sub(new.to(total.dtype), old))
                 old.copy_(new)
 
     def drop(self, worker: int, held: Tensor | None) -> None:

@@ -53,9 +53,9 @@ class Table:
         return f"Table({len(self)} rows: {', '.join(self.columns)})"
 
 
-_NAMES = ("time", "seconds", "worker", "draw", "version", "after", "loss", "fingerprint")
+ARRIVAL_COLUMNS = ("time", "seconds", "worker", "draw", "version", "after", "loss", "fingerprint")
 _ROW = Struct("=ddqqqqdq")
-_KINDS = np.dtype(list(zip(_NAMES, ("f8", "f8", "i8", "i8", "i8", "i8", "f8", "i8"), strict=True)))
+_KINDS = np.dtype(list(zip(ARRIVAL_COLUMNS, ("f8", "f8", "i8", "i8", "i8", "i8", "f8", "i8"), strict=True)))
 _EVENTS = ("kind", "row", "time", "worker", "draw", "version", "after")
 
 
@@ -76,7 +76,6 @@ class Recorder:
 
     def __init__(self) -> None:
         self._rows = bytearray()
-        self.last_time = 0.0  # when the last arrival was absorbed
         self.events: list[dict[str, Any]] = []
 
     def __len__(self) -> int:
@@ -86,7 +85,6 @@ class Recorder:
         """Write down an absorbed arrival."""
         assert a.job is not None
         self._rows += _ROW.pack(a.time, a.seconds, *a.job, after, a.loss, fingerprint)
-        self.last_time = a.time
 
     def event(self, kind: str, time: float, after: int, worker: int = -1, draw: int = -1, version: int = -1) -> None:
         """Write down something that is no arrival."""
@@ -96,16 +94,14 @@ class Recorder:
     def rows(self, start: int = 0) -> dict[str, Column]:
         """A copy of the rows from ``start`` on."""
         rows = np.frombuffer(bytes(self._rows[start * _ROW.size :]), dtype=_KINDS)
-        return {name: rows[name].copy() for name in _NAMES}
+        return {name: rows[name].copy() for name in ARRIVAL_COLUMNS}
 
     def extend(self, rows: Mapping[str, Column]) -> None:
         """Take over rows written earlier."""
         table = np.empty(len(rows["time"]), dtype=_KINDS)
-        for name in _NAMES:
+        for name in ARRIVAL_COLUMNS:
             table[name] = rows[name]
         self._rows += table.tobytes()
-        if len(table):
-            self.last_time = float(table["time"][-1])
 
     def trace(self) -> Trace:
         """What was recorded so far."""

@@ -29,10 +29,12 @@ def without_batchnorm(module: nn.Module, groups: int = 32) -> nn.Module:
     converted = copy.deepcopy(module)
     if isinstance(converted, _BatchNorm):
         return _group_norm(converted, groups)
+    made: dict[_BatchNorm, nn.GroupNorm] = {}  # a layer that stands in two places stays one
     for parent in list(converted.modules()):
-        for name, child in parent.named_children():
+        for name, child in parent._modules.items():
             if isinstance(child, _BatchNorm):
-                setattr(parent, name, _group_norm(child, groups))
+                made[child] = made.get(child) or _group_norm(child, groups)
+                setattr(parent, name, made[child])
     return converted
 
 

@@ -44,6 +44,11 @@ class Shard:
         inputs, targets = default_collate([self._dataset[row] for row in rows.tolist()])
         return inputs, targets
 
+    def touch(self) -> None:
+        """Run the user's own code once, if any is between the data and a minibatch."""
+        if self._pair is None:
+            self.batch(torch.tensor([0]))
+
     def chunks(self, size: int = 1024) -> list[Tensor]:
         """The numbers of all samples, in order, in pieces."""
         return list(torch.split(torch.arange(self.size), size))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core import Problem
-from ..errors import require_positive, require_whole
+from ..errors import BadInput, require_positive, require_whole
 
 
 class LocalSteps(Problem):
@@ -24,6 +24,8 @@ class LocalSteps(Problem):
     """
 
     def __init__(self, problem: Problem, k: int, lr: float) -> None:
+        if not isinstance(problem, Problem):
+            raise BadInput(f"problem is {problem!r}; expected a problem, on the shell with brackets, such as digits[].")
         require_whole("k", k, 1)
         require_positive("lr", lr)
         self.problem, self.k, self.lr = problem, k, lr

@@ -52,9 +52,14 @@ class Logistic(Problem):
         self.settings |= {"batch_size": batch_size, "seed": seed, "shards": given}
         if shards is None:
             shards = self._make(workers, features, samples, unlike, seed)
+        if len(shards) == 0:
+            raise BadInput("shards is empty; expected the data of at least one worker.")
         pairs = [tuple(torch.as_tensor(part, dtype=torch.float64) for part in pair) for pair in shards]
         self._shards = [Shard(pair, f"shards[{worker}]") for worker, pair in enumerate(pairs)]
-        for worker, (_, labels) in enumerate(pairs):
+        for worker, (features_, labels) in enumerate(pairs):
+            if features_.shape[1:] != pairs[0][0].shape[1:]:
+                shape, expected = tuple(features_.shape[1:]), tuple(pairs[0][0].shape[1:])
+                raise BadInput(f"shards[{worker}] has features of shape {shape}; expected {expected}, as in shards[0].")
             if not bool((labels.abs() == 1).all()):
                 raise BadInput(f"shards[{worker}] has labels {sorted(set(labels.tolist()))[:5]}; expected -1 and 1 only.")
         self._pairs: list[Any] = pairs

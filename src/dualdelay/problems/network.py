@@ -6,7 +6,7 @@ import copy
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,25 @@ def _seeded(key: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key >> 1)
         yield
+
+
+@contextmanager
+def _watched_generators() -> Iterator[list[str]]:
+    """Leave the global generators as they were, and name those that were used in between."""
+    drew: list[str] = []
+    in_torch, in_numpy, in_python = torch.get_rng_state(), np.random.get_state(legacy=False), random.getstate()
+    try:
+        yield drew
+    finally:
+        if not torch.equal(in_torch, torch.get_rng_state()):
+            drew.append("torch")
+        if str(in_numpy) != str(np.random.get_state(legacy=False)):
+            drew.append("numpy")
+        if in_python != random.getstate():
+            drew.append("random")
+        torch.set_rng_state(in_torch)
+        np.random.set_state(in_numpy)
+        random.setstate(in_python)
 
 
 class Network(Problem):
@@ -96,27 +115,23 @@ class Network(Problem):
         return module
 
     def _probe(self) -> None:
-        """Take one gradient and refuse a model that keeps or draws something a job's name does not fix."""
-        torch_before, numpy_before, python_before = torch.get_rng_state(), np.random.get_state(), random.getstate()
+        """Take gradients and refuse a model, loss or data that keeps or draws something a job's name does not fix."""
         buffers = {name: buffer.clone() for name, buffer in self._module.named_buffers()}
-        try:
-            self.gradient(self._given, 0, 0)
-            drew_torch = not torch.equal(torch_before, torch.get_rng_state())
-            drew_other = repr(numpy_before) != repr(np.random.get_state()) or python_before != random.getstate()
-        finally:
-            torch.set_rng_state(torch_before)
-            np.random.set_state(numpy_before)
-            random.setstate(python_before)
-        if drew_torch:
+        with _watched_generators() as drew:
+            first, _ = self.gradient(self._given, 0, 0)
+            with _seeded(0) if self._stochastic else nullcontext():
+                for shard in self._shards:
+                    shard.touch()
+        if "torch" in drew:
             culprits = [name for name, m in self._module.named_modules() if "Dropout" in type(m).__name__]
             raise BadInput(
                 "the model, its loss or its data drew from torch's global generator "
                 f"({f'dropout: {culprits}' if culprits else 'no dropout layer was found'}); then a job's gradient depends "
                 "on who computed before it. Pass stochastic=True to draw by the job's name."
             )
-        if drew_other:
+        if drew:
             raise BadInput(
-                "the model, its loss or its data drew from the global generator of numpy or random; then a job's gradient "
+                f"the model, its loss or its data drew from the global generator of {drew[0]}; then a job's gradient "
                 "depends on who computed before it. Draw with torch instead and pass stochastic=True."
             )
         changed = [name for name, b in self._module.named_buffers() if not torch.equal(b, buffers[name])]
@@ -124,6 +139,11 @@ class Network(Problem):
             raise BadInput(
                 f"computing a gradient changed the model's buffers {changed}: state that a worker would keep to itself. "
                 "Use layers without running statistics, for instance track_running_stats=False."
+            )
+        if not torch.equal(first.nan_to_num(), self.gradient(self._given, 0, 0)[0].nan_to_num()):
+            raise BadInput(
+                "the same job gave two different gradients: the model, its loss or its data draw or keep something of "
+                "their own. Draw with torch's global generator and pass stochastic=True, and keep nothing between calls."
             )
 
     def start(self, seed: int) -> Tensor:
@@ -214,9 +234,10 @@ class Network(Problem):
 
     def fingerprint(self) -> str:
         loss = getattr(self._loss, "__qualname__", type(self._loss).__name__)
-        hashed = digest(repr(self._module), loss, self._options, self.seed, self._stochastic)
-        for shard in (*self._shards, *([self._test] if self._test else [])):
-            shard.digest(hashed)
+        hashed = digest(repr(self._module), loss, self._options, self.seed, self._stochastic, self._full_gradient)
+        with _seeded(0):  # augmented samples are drawn anew each time
+            for shard in (*self._shards, *([self._test] if self._test else [])):
+                shard.digest(hashed)
         fixed = [p for p in self._module.parameters() if not p.requires_grad]
         for tensor in (*fixed, *self._module.buffers()):
             hashed.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
