@@ -189,6 +189,8 @@ CALLS: dict[str, tuple[Callable[[], dict[str, Any]], tuple[str, ...]]] = {
     "start that is not finite": (lambda: plain(start=torch.tensor([nan]).double()), ("start", "nan", "finite")),
     "loss that is nan at the start": (lambda: plain(problem=nans(), speeds=three), ("objective", "nan", "start", "finite")),
     "change of no worker": (lambda: plain(changes=[dd.leave(3, 1.0)]), ("3", "0..2")),
+    "gone twice": (lambda: plain(changes=[dd.leave(0, 2.0), dd.leave(0, 1.0)]), ("worker 0", "twice", "2.0")),
+    "here twice": (lambda: plain(changes=[dd.join(1, 1.0), dd.join(1, 3.0)]), ("worker 1", "twice", "3.0")),
     "change before the start": (lambda: plain(changes=[dd.leave(0, -1.0)]), ("-1.0", "zero or more")),
     "gone, but it cannot go": (
         lambda: plain(algorithm=dd.SyncSGD(LR), changes=[dd.leave(0, 5.0)]),

@@ -44,10 +44,10 @@ class Due(NamedTuple):
 class Clock(Protocol):
     """Decides what happens next in a local fleet."""
 
-    def begin(self, worker: int, draw: int, batches: int, size: int) -> None:
-        """A job was given to a worker; model and message have ``size`` bytes."""
+    def begin(self, worker: int, draw: int, batches: int, down: int, up: int) -> None:
+        """A job was given to a worker; ``down`` and ``up`` are the bytes it is sent and sends."""
 
-    def retry(self, worker: int, draw: int, batches: int, size: int) -> None:
+    def retry(self, worker: int, draw: int, batches: int, up: int) -> None:
         """A job came to nothing and is done again as ``draw``, before those that wait at the worker."""
 
     def cancel(self, worker: int, draws: int) -> None:
@@ -77,20 +77,27 @@ class VirtualClock:
         self._heap: list[tuple[float, int, Due]] = []
         self._sent = 0
         self._cancelled: dict[int, int] = {}  # by worker: jobs with a smaller draw than this will not arrive
-        for change in changes:
-            self._check(change)
-        firsts = {change.worker: change.kind for change in sorted(changes, key=lambda c: c.time, reverse=True)}
-        for worker in sorted(worker for worker, kind in firsts.items() if kind == "joined"):
+        for worker in self._absent_at_first(changes):
             self._push(Due(0.0, "left", worker))
         for change in changes:
             self._push(Due(change.time, change.kind, change.worker))
 
-    def _check(self, change: Change) -> None:
-        if change.kind not in ("left", "joined") or not 0 <= change.worker < self._speeds.n or not change.time >= 0:
-            raise BadInput(
-                f"change {tuple(change)} does not fit; expected dd.leave(worker, time) or dd.join(worker, time) with a "
-                f"worker in 0..{self._speeds.n - 1} and a time of zero or more."
-            )
+    def _absent_at_first(self, changes: Sequence[Change]) -> list[int]:
+        """The workers whose first change is to join; refuses changes that cannot be."""
+        kinds: dict[int, list[str]] = {}
+        for change in sorted(changes, key=lambda change: change.time):
+            if change.kind not in ("left", "joined") or not 0 <= change.worker < self._speeds.n or not change.time >= 0:
+                raise BadInput(
+                    f"change {tuple(change)} does not fit; expected dd.leave(worker, time) or dd.join(worker, time) with a "
+                    f"worker in 0..{self._speeds.n - 1} and a time of zero or more."
+                )
+            mine = kinds.setdefault(change.worker, [])
+            if change.kind in mine[-1:]:
+                raise BadInput(
+                    f"worker {change.worker} {change.kind} twice, the second time at {change.time}; expected once."
+                )
+            mine.append(change.kind)
+        return sorted(worker for worker, mine in kinds.items() if mine[0] == "joined")
 
     def _push(self, due: Due) -> None:
         heapq.heappush(self._heap, (due.time, self._sent, due))
@@ -103,18 +110,16 @@ class VirtualClock:
         self._free[worker] = start + seconds
         return Due(start + seconds + travel, "arrival", worker, draw, seconds, start, batches)
 
-    def begin(self, worker: int, draw: int, batches: int, size: int) -> None:
-        travel = self._link.seconds(size)
-        self._push(self._timed(worker, draw, batches, travel, self.now + travel))
+    def begin(self, worker: int, draw: int, batches: int, down: int, up: int) -> None:
+        self._push(self._timed(worker, draw, batches, self._link.seconds(up), self.now + self._link.seconds(down)))
 
-    def retry(self, worker: int, draw: int, batches: int, size: int) -> None:
+    def retry(self, worker: int, draw: int, batches: int, up: int) -> None:
         mine = [e for e in self._heap if e[2].kind == "arrival" and e[2].worker == worker and not self._is_cancelled(e[2])]
         waiting = sorted(entry for entry in mine if entry[2].start >= self.now)
         self._free[worker] = max([self.now, *(due.start + due.seconds for _, _, due in mine if due.start < self.now)])
-        self.begin(worker, draw, batches, size)
+        self.begin(worker, draw, batches, 0, up)
         later = {
-            sent: self._timed(worker, due.draw, due.batches, self._link.seconds(size), due.start)
-            for _, sent, due in waiting
+            sent: self._timed(worker, due.draw, due.batches, self._link.seconds(up), due.start) for _, sent, due in waiting
         }
         self._heap = [(later.get(sent, due).time, sent, later.get(sent, due)) for _, sent, due in self._heap]
         heapq.heapify(self._heap)
@@ -170,10 +175,10 @@ class RecordedClock:
         self._next = self._arrived = 0
         self._begun: set[tuple[int, int]] = set()
 
-    def begin(self, worker: int, draw: int, batches: int, size: int) -> None:
+    def begin(self, worker: int, draw: int, batches: int, down: int, up: int) -> None:
         self._begun.add((worker, draw))
 
-    def retry(self, worker: int, draw: int, batches: int, size: int) -> None:
+    def retry(self, worker: int, draw: int, batches: int, up: int) -> None:
         self._begun.add((worker, draw))
 
     def cancel(self, worker: int, draws: int) -> None:

@@ -50,7 +50,8 @@ class LocalFleet:
                 elif worker not in self._models:
                     raise BadInput(f"again({worker}) was ordered, but worker {worker} was never sent a model; send first.")
                 draw = self._next_draw(worker, self._models[worker])
-                self.clock.begin(worker, draw, self._problem.batches(worker), x.nbytes)
+                down = x.nbytes if kind == "send" else 0  # for one more draw the model is there already
+                self.clock.begin(worker, draw, self._problem.batches(worker), down, x.nbytes)
             elif kind == "cancel":
                 self.cancel(worker)
             else:
