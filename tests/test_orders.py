@@ -127,10 +127,19 @@ class Queue(Small):
         return []
 
 
+class Repeat(Small):
+    """One model, and one more draw at it after every arrival."""
+
+    def step(self, s, a):
+        super().step(s, a)
+        return [dd.again(a.worker)]
+
+
 SLOW = dd.Link(latency=0.25, bandwidth=32.0)  # 8 bytes each way take 1/4 + 8/32 seconds
 TRAVEL = [
     (Small, dd.Link(), [1.0, 2.0, 3.0]),
     (Small, SLOW, [2.0, 4.0, 6.0]),
+    (Repeat, SLOW, [2.0, 3.75, 5.5]),  # the model is there already, so the order to go on has no bytes
     (Queue, dd.Link(), [1.0, 2.0, 3.0]),
     (Queue, SLOW, [2.0, 3.0, 4.0]),  # the models wait at the worker, so only the first way there and the ways back show
 ]
