@@ -72,11 +72,13 @@ for name in sys.argv[3:]:
     while True:
         child = os.fork()
         if child == 0:
-            murdered(name, sys.argv[1], ALGORITHMS)
-            os._exit(0)
+            sys.exit(murdered(name, sys.argv[1], ALGORITHMS) and 0)
         time.sleep(random.Random(f"{sys.argv[2]} {name} {kills}").uniform(0, patience))
         os.kill(child, signal.SIGKILL)
-        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0:
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if code > 0:
+            sys.exit(code)  # it was not killed: it failed
+        if code == 0:
             break
         kills, patience = kills + 1, patience + 0.02  # patience grows so that it ends
     print(name, kills, flush=True)

@@ -62,7 +62,10 @@ class AggregateState(State):
                 total.add_(new)
         else:
             for total, old, new in blocks(self.total, self.table[worker], value):
-                total.add_(torch.sub(new.to(total.dtype), old))
+                if old.dtype == total.dtype:  # the difference may stand in the old gradient's place
+                    total.add_(torch.sub(new, old, out=old))
+                else:
+                    total.add_(new.to(total.dtype).sub_(old))
                 old.copy_(new)
 
     def drop(self, worker: int, held: Tensor | None) -> None:
@@ -96,10 +99,14 @@ def aggregate(x: Tensor, n: int, memory: str = "server") -> dict[str, Any]:
     return {"total": x.new_zeros(x.shape, dtype=torch.float64), "table": table, "absent": set()}
 
 
+_SAME_SIZE = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
+
+
 def checksum(tensor: Tensor) -> int:
     """The sum of a tensor's bit patterns modulo 2**64, as int64: one pass, and any single changed bit shows."""
-    kinds = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
-    return int(tensor.view(kinds[tensor.element_size()]).sum())
+    size = tensor.element_size()
+    kind = torch.int64 if tensor.shape[-1] * size % 8 == 0 else _SAME_SIZE[size]
+    return int(tensor.view(kind).sum())
 
 
 def is_finite(tensor: Tensor) -> bool:
