@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,35 +16,9 @@ from ..draws import Draws
 from ..errors import BadInput
 from .batchnorm import refuse_batchnorm
 from .data import Minibatches, Shard, digest
+from .generators import seeded, watched_generators
 
 Loss = Callable[[Any, Any], Tensor]
-
-
-@contextmanager
-def _seeded(key: int) -> Iterator[None]:
-    """Torch's global generator starts at a named place and is as before afterwards."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(key >> 1)
-        yield
-
-
-@contextmanager
-def _watched_generators() -> Iterator[list[str]]:
-    """Leave the global generators as they were, and name those that were used in between."""
-    drew: list[str] = []
-    in_torch, in_numpy, in_python = torch.get_rng_state(), np.random.get_state(legacy=False), random.getstate()
-    try:
-        yield drew
-    finally:
-        if not torch.equal(in_torch, torch.get_rng_state()):
-            drew.append("torch")
-        if str(in_numpy) != str(np.random.get_state(legacy=False)):
-            drew.append("numpy")
-        if in_python != random.getstate():
-            drew.append("random")
-        torch.set_rng_state(in_torch)
-        np.random.set_state(in_numpy)
-        random.setstate(in_python)
 
 
 class Network(Problem):
@@ -108,7 +80,7 @@ class Network(Problem):
 
     def _made(self, seed: int) -> nn.Module:
         assert self._make is not None
-        with _seeded(Draws(seed, "weights").key()):
+        with seeded(Draws(seed, "weights").key()):
             module = self._make()
         if not isinstance(module, nn.Module):
             raise BadInput(f"model() gave a {type(module).__name__}; expected a torch.nn.Module.")
@@ -117,9 +89,9 @@ class Network(Problem):
     def _probe(self) -> None:
         """Take gradients and refuse a model, loss or data that keeps or draws something a job's name does not fix."""
         buffers = {name: buffer.clone() for name, buffer in self._module.named_buffers()}
-        with _watched_generators() as drew:
+        with watched_generators() as drew:
             first, _ = self.gradient(self._given, 0, 0)
-            with _seeded(0) if self._stochastic else nullcontext():
+            with seeded(0) if self._stochastic else nullcontext():
                 for shard in self._shards:
                     shard.touch()
         if "torch" in drew:
@@ -157,7 +129,7 @@ class Network(Problem):
 
     def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
         if self._stochastic:
-            with _seeded(self._draws.key(worker, draw)):
+            with seeded(self._draws.key(worker, draw)):
                 return self._backward(x, worker, self.indices(worker, draw))
         return self._backward(x, worker, self.indices(worker, draw))
 
@@ -192,7 +164,7 @@ class Network(Problem):
         self._flat.copy_(x)
         self._module.eval()
         try:
-            with _seeded(0):
+            with seeded(0):
                 means = [self._mean(worker, x) for worker in range(self.workers)]
                 accuracy = self._accuracy()
         finally:
@@ -235,7 +207,7 @@ class Network(Problem):
     def fingerprint(self) -> str:
         loss = getattr(self._loss, "__qualname__", type(self._loss).__name__)
         hashed = digest(repr(self._module), loss, self._options, self.seed, self._stochastic, self._full_gradient)
-        with _seeded(0):  # augmented samples are drawn anew each time
+        with seeded(0):  # augmented samples are drawn anew each time
             for shard in (*self._shards, *([self._test] if self._test else [])):
                 shard.digest(hashed)
         fixed = [p for p in self._module.parameters() if not p.requires_grad]
