@@ -214,7 +214,10 @@ SCENARIOS: dict[str, Scenario] = {
     "wrong shapes": Scenario(dd.FedBuff(LR, buffer=2), Cuts(centers, noise=0.5), three),
     "wrong shapes, memory at workers": Scenario(dd.DuDe(LR, memory="workers"), Cuts(centers, noise=0.5), three),
     "local steps on digits": Scenario(
-        dd.ShuffledASGD(LR), dd.LocalSteps(dd.Digits(workers=3, alpha=1.0, hidden=4, batch_size=4), k=3, lr=0.05), three
+        dd.ShuffledASGD(LR),
+        dd.LocalSteps(dd.Digits(workers=3, alpha=1.0, hidden=4, batch_size=4), k=3, lr=0.05),
+        three,
+        evaluate_seconds=20.0,
     ),
     "own network": Scenario(dd.DuDe(LR), dd.Network(Scaled(), cross_entropy, shards(), 4, replacement=False), three),
     "dropout": Scenario(
