@@ -9,7 +9,8 @@ SOURCE = Path(dd.__file__).parent
 
 # imports go to the left only; parts of one layer do not know one another
 LAYERS = [
-    {"draws", "errors", "state"},
+    {"errors"},
+    {"draws", "state"},
     {"core"},
     {"trace", "speeds", "algorithms", "problems"},
     {"clocks", "delays"},

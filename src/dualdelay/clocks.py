@@ -188,18 +188,20 @@ class RecordedClock:
         """Recorded wakes come as they came."""
 
     def peek(self) -> Due | None:
-        return self._rows[self._next] if self._next < len(self._rows) else None
+        if self._next == len(self._rows):
+            return None
+        due = self._rows[self._next]
+        if due.kind in ("arrival", "rejected") and (due.worker, due.draw) not in self._begun:
+            raise ReplayMismatch(
+                f"version {self._after[self._arrived]} differs: the record says that job number {due.draw} of worker "
+                f"{due.worker} arrived at time {due.time:g}, but the replayed server had not given it that job. Code, "
+                "settings or the record itself are not those of the run."
+            )
+        return due
 
     def pop(self) -> Due:
         due = self._rows[self._next]
         self._next += 1
-        if due.kind in ("arrival", "rejected"):
-            if (due.worker, due.draw) not in self._begun:
-                raise ReplayMismatch(
-                    f"version {self._after[self._arrived]} differs: the record says that job number {due.draw} of worker "
-                    f"{due.worker} arrived at time {due.time:g}, but the replayed server had not given it that job. Code, "
-                    "settings or the record itself are not those of the run."
-                )
-            self._begun.remove((due.worker, due.draw))
-            self._arrived += due.kind == "arrival"
+        self._begun.discard((due.worker, due.draw))
+        self._arrived += due.kind == "arrival"
         return due

@@ -15,7 +15,7 @@ from .core import Algorithm, Problem
 from .errors import BadInput
 from .result import Run
 from .run import simulate
-from .speeds import SpeedModel
+from .speeds import ChangingSpeeds, SpeedModel
 from .trace import Table
 
 
@@ -83,7 +83,9 @@ def runs(
 
 
 def reseeded(speeds: SpeedModel, seed: int) -> SpeedModel:
-    """The speed model with another seed, if it has one."""
+    """The speed model with another seed, or with a speed model in it that has, if there is one."""
     if is_dataclass(speeds) and any(field.name == "seed" for field in fields(speeds)):
         return replace(speeds, seed=seed)
+    if isinstance(speeds, ChangingSpeeds):
+        return replace(speeds, speeds=reseeded(speeds.speeds, seed))
     return speeds

@@ -32,14 +32,18 @@ class Delays:
 
 def used_in(trace: Trace) -> Grid:
     """For each arrival, the iteration that first used it; one beyond the last iteration if none did yet."""
-    # arrival r stands at place 2r + 1 and what happened between arrivals r - 1 and r, an event, at place 2r
-    places = np.concatenate([2 * np.arange(len(trace)) + 1, [2 * event["row"] for event in trace.events]]).astype(np.int64)
+    places = np.concatenate([_places(trace), [2 * event["row"] for event in trace.events]]).astype(np.int64)
     versions = np.concatenate([trace.after, [event["after"] for event in trace.events]]).astype(np.int64)
     order = np.lexsort((versions, places))
     places, versions = places[order], versions[order]
     updates = np.flatnonzero(np.diff(versions, prepend=0) > 0)
     iterations = np.append(versions[updates], last_version(trace) + 1)
-    return iterations[np.searchsorted(places[updates], 2 * np.arange(len(trace)) + 1)]
+    return iterations[np.searchsorted(places[updates], _places(trace))]
+
+
+def _places(trace: Trace) -> Grid:
+    """Where each arrival stands: arrival r at 2r + 1, and an event between arrivals r - 1 and r at 2r."""
+    return 2 * np.arange(len(trace)) + 1
 
 
 def last_version(trace: Trace) -> int:
@@ -59,20 +63,23 @@ def delays(trace: Trace, *, remembers: bool) -> Delays:
     arrival_max, arrival_avg = int(first.max()), float(first.mean())
     if not remembers:
         return Delays(arrival_max, arrival_avg, arrival_max, arrival_avg)
-    begin, taken, end = _segments(trace, used, last)
+    begin, taken, end = _segments(trace, used, _places(trace), last)
+    first = begin - taken
+    arrival_max, arrival_avg = int(first.max()), float(first.mean())
     until = np.minimum(end, max(last - 1, 1))  # the paper's mean is over t = 1..T-1
     count = np.maximum(until - begin + 1, 0)  # iterations begin..until use a gradient taken at version `taken`
     sums = (begin + until) * count // 2 - taken * count
     return Delays(int((end - taken).max()), float(sums.sum() / count.sum()), arrival_max, arrival_avg)
 
 
-def _segments(trace: Trace, used: Grid, last: int) -> tuple[Grid, Grid, Grid]:
+def _segments(trace: Trace, used: Grid, places: Grid, last: int) -> tuple[Grid, Grid, Grid]:
     """For each gradient that was used: its first iteration, its version, its last iteration."""
-    left = [(event["worker"], event["version"]) for event in trace.events if event["kind"] == "left"]
-    worker = np.concatenate([trace.worker, np.array([w for w, _ in left], dtype=np.int64)])
-    begin = np.concatenate([used, np.array([version + 1 for _, version in left], dtype=np.int64)])
+    left = [event for event in trace.events if event["kind"] == "left"]
+    worker = np.concatenate([trace.worker, [event["worker"] for event in left]]).astype(np.int64)
+    begin = np.concatenate([used, [event["version"] + 1 for event in left]]).astype(np.int64)
+    place = np.concatenate([places, [2 * event["row"] for event in left]]).astype(np.int64)
     taken = np.concatenate([trace.version, np.full(len(left), -1)])  # -1: nothing of this worker is in use any more
-    order = np.lexsort((np.arange(len(worker)), begin, worker))
+    order = np.lexsort((place, begin, worker))
     worker, begin, taken = worker[order], begin[order], taken[order]
     end = np.full(len(worker), last)
     same = worker[1:] == worker[:-1]
@@ -92,7 +99,7 @@ def delay_grids(trace: Trace, workers: int) -> tuple[Grid, Grid]:
     for worker in range(workers):
         mine = trace.worker == worker
         part = Trace({name: trace[name][mine] for name in trace}, [e for e in trace.events if e["worker"] == worker])
-        for begin, taken, end in zip(*_segments(part, used[mine], last), strict=True):
+        for begin, taken, end in zip(*_segments(part, used[mine], _places(trace)[mine], last), strict=True):
             t = np.arange(begin, end + 1)
             tau[t - 1, worker], data[t - 1, worker] = t - taken, t - begin
     return tau, data

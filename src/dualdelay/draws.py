@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .errors import BadInput
+
 Integers = npt.NDArray[np.int64]
 
 _MASK = (1 << 64) - 1
@@ -61,6 +63,8 @@ class Draws:
     _base: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.seed, int):
+            raise BadInput(f"seed is {self.seed!r}; expected a whole number.")
         object.__setattr__(self, "_base", self._extend(self.seed & _MASK, (zlib.crc32(self.purpose.encode()),)))
 
     @staticmethod

@@ -74,9 +74,8 @@ def totals(
     if every is None and seconds is None:
         seconds = time / 50 if time else None
         every = None if seconds else max(1, (updates or 0) // 50)
-    if checkpoint is None:
-        checkpoint = 1000 if updates is None else max(1, updates // 20)
-    require_whole("checkpoint_every", checkpoint, 1)
+    if checkpoint is not None:
+        require_whole("checkpoint_every", checkpoint, 1)
     totals = {"updates": updates, "time": time, "evaluate_every": every, "evaluate_seconds": seconds}
     return {**totals, "checkpoint_every": checkpoint}
 
@@ -94,6 +93,7 @@ def drive(
 ) -> Run:
     """Advance a loop to its end, saving on the way; ``ended`` says why if it is there already."""
     updates, limit, every = config["updates"], config["time"], config["checkpoint_every"]
+    share = _share(loop, updates, limit)
     rows_saved, moment_saved, judged = len(loop.recorder), loop.moment if resumed else -1, 0
 
     def save() -> None:
@@ -124,22 +124,37 @@ def drive(
             elif loop.evaluate_before(due.time) and good_enough():
                 ended = "stop"
             else:
-                before, arrival = loop.state.version, loop.advance()
+                before = loop.state.version
+                try:
+                    arrival = loop.advance()
+                except RunFailed:
+                    save()
+                    raise
                 if arrival is not None:
                     for function in watch:
                         function(loop.state, arrival)
-                if loop.state.version != before and loop.state.version % every == 0:
+                if every is None and share != _share(loop, updates, limit):
+                    share = _share(loop, updates, limit)
+                    save()
+                elif every is not None and loop.state.version != before and loop.state.version % every == 0:
                     save()
                 if interrupted[0]:
                     save()
                     raise Interrupted(f"saved after {loop.state.version} updates")
         save()
         table, now = _with_end(loop, limit if ended == "time" else max(loop.now, loop.rows[-1]["time"]))
-    run = ended_run(loop, table, now, ended, None if folder is None else folder.path, notes)
-    if folder is not None:
-        result = {**plain(run.summary()), "moment": loop.moment, "config": config_digest(config)}
-        folder.finish(run.trace, run.metrics, run.state_dict(), result)
+        run = ended_run(loop, table, now, ended, None if folder is None else folder.path, notes)
+        if folder is not None:
+            result = {**plain(run.summary()), "moment": loop.moment, "config": config_digest(config)}
+            folder.finish(run.trace, run.metrics, run.state_dict(), result)
+        if interrupted[0]:
+            raise Interrupted(f"finished and saved after {loop.state.version} updates")
     return run
+
+
+def _share(loop: Loop, updates: int | None, limit: float | None) -> int:
+    """How many twentieths of the run are done."""
+    return int(20 * max(loop.state.version / updates if updates else 0.0, loop.now / limit if limit else 0.0))
 
 
 def _with_end(loop: Loop, now: float) -> tuple[Table, float]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .errors import BadInput, RunFailed
@@ -36,8 +37,10 @@ def pack(value: Any, tensors: dict[int, tuple[str, Tensor]]) -> Any:
     if isinstance(value, Tensor):
         return {"tensor": tensors.setdefault(id(value), (f"t{len(tensors)}", value))[0]}
     if isinstance(value, (set, frozenset)):
-        return {"set": sorted(value)}
-    if isinstance(value, (list, tuple)):
+        return {"set": [pack(item, tensors) for item in sorted(value)]}
+    if isinstance(value, tuple):
+        return {"tuple": [pack(item, tensors) for item in value]}
+    if isinstance(value, list):
         return [pack(item, tensors) for item in value]
     if isinstance(value, dict):
         return {"dict": [[pack(key, tensors), pack(item, tensors)] for key, item in value.items()]}
@@ -53,26 +56,30 @@ def unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(value, dict):
         if "tensor" in value:
             return tensors[value["tensor"]]
-        return set(value["set"]) if "set" in value else {key: unpack(item, tensors) for key, item in value["dict"]}
+        if "tuple" in value:
+            return tuple(unpack(item, tensors) for item in value["tuple"])
+        if "set" in value:
+            return set(unpack(value["set"], tensors))
+        return {unpack(key, tensors): unpack(item, tensors) for key, item in value["dict"]}
     return value
 
 
 def encode(content: Mapping[str, Any]) -> bytes:
-    """A safetensors file with JSON in its header."""
+    """A safetensors file whose first tensor is the structure, as JSON in bytes."""
     from safetensors.torch import save
 
     tensors: dict[int, tuple[str, Tensor]] = {}
-    text = json.dumps(pack(dict(content), tensors))
-    return save({name: tensor.contiguous().clone() for name, tensor in tensors.values()}, {"content": text})
+    text = json.dumps(pack(dict(content), tensors)).encode()
+    named = {name: tensor.contiguous().clone() for name, tensor in tensors.values()}
+    return save({"content": torch.frombuffer(bytearray(text), dtype=torch.uint8), **named})
 
 
 def decode(data: bytes) -> dict[str, Any]:
     """The inverse of ``encode``."""
     from safetensors.torch import load
 
-    length = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + length])
-    content: dict[str, Any] = unpack(json.loads(header["__metadata__"]["content"]), load(data))
+    tensors = load(data)
+    content: dict[str, Any] = unpack(json.loads(tensors["content"].numpy().tobytes()), tensors)
     return content
 
 
@@ -108,15 +115,15 @@ def save_table(path: Path, columns: Mapping[str, Any], about: Mapping[str, Any] 
     write(path, sink.getvalue())
 
 
-def load_table(path: Path, names: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read the columns of these names, and what was written about them."""
+def load_table(path: Path, names: Iterable[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read the columns of these names, or all, and what was written about them."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         table = pq.read_table(path, page_checksum_verification=True)
         about: dict[str, Any] = json.loads((table.schema.metadata or {}).get(b"dualdelay", b"{}"))
-        return {name: table[name].to_numpy() for name in names}, about
+        return {name: table[name].to_numpy() for name in names or table.column_names}, about
     except FileNotFoundError:
         raise BadInput(f"there is no file {path}.") from None
     except (OSError, pa.ArrowException, ValueError, KeyError) as error:

@@ -37,8 +37,7 @@ class LocalFleet:
         self._draws = [0] * problem.workers  # jobs given to each worker so far
         self._models: dict[int, Model] = {}  # what each worker was sent last
         self._jobs: dict[int, dict[int, Model]] = {}  # in flight, by worker and then by draw
-        self._arrived: Model  # of the last arrival
-        self._keep: Tensor | None = None  # what its sender will keep if it is accepted
+        self._keep: Tensor | None = None  # what the last sender will keep if it is accepted
 
     def carry_out(self, orders: Iterable[Order], version: int, x: Tensor) -> None:
         """Do what the server wants, in its order; ``x`` is the current model."""
@@ -66,8 +65,10 @@ class LocalFleet:
 
     def retry(self, a: Arrival) -> None:
         """The server did not take the arrival: its sender does the job again, with another draw, at the same model."""
-        draw = self._next_draw(a.worker, self._arrived)
-        self.clock.retry(a.worker, draw, self._problem.batches(a.worker), self._arrived.x.nbytes)
+        assert a.job is not None
+        model = self._jobs[a.worker].pop(a.job.draw)
+        draw = self._next_draw(a.worker, model)
+        self.clock.retry(a.worker, draw, self._problem.batches(a.worker), model.x.nbytes)
 
     def cancel(self, worker: int) -> None:
         """Drop a worker's jobs."""
@@ -81,14 +82,18 @@ class LocalFleet:
         return self.held.pop(worker, None)
 
     def arrival(self, due: Due) -> Arrival:
-        """What the clock says is next, with its gradient computed; a recorded rejection comes without a value."""
+        """What the clock says is next, with its gradient computed; a recorded rejection comes without a value.
+
+        Nothing is changed yet, so that a run whose gradient fails can be saved as it stands.
+        """
         if due.kind == "wake":
             return Arrival(None, _NOTHING, due.time, 0.0, math.nan)
-        model = self._arrived = self._jobs[due.worker].pop(due.draw)
+        model = self._jobs[due.worker][due.draw]
         job = Job(due.worker, due.draw, model.version)
         if due.kind == "rejected":
             return Arrival(job, _NOTHING, due.time, due.seconds, math.nan)
         gradient, loss = self._problem.gradient(model.x, due.worker, due.draw)
+        gradient = gradient.to(model.x.dtype)
         if gradient.shape != model.x.shape:  # a message could hide this by broadcasting
             return Arrival(job, gradient, due.time, due.seconds, loss)
         value, self._keep = self._message(gradient, self.held.get(due.worker))
@@ -96,6 +101,8 @@ class LocalFleet:
 
     def accept(self, a: Arrival) -> None:
         """The server took the arrival, so its sender may replace what it keeps."""
+        assert a.job is not None
+        del self._jobs[a.worker][a.job.draw]
         if self._keep is not None:
             self.held[a.worker] = self._keep
 

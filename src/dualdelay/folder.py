@@ -1,6 +1,7 @@
 """A run's folder: its configuration, trace, metrics, checkpoints and final model.
 
-A checkpoint is one safetensors file named by its number of arrivals and by a digest of its bytes, so that damage shows.
+A checkpoint is one safetensors file named by its moment (how much had happened) and by a digest of its bytes, so that
+damage shows.
 """
 
 from __future__ import annotations
@@ -145,7 +146,8 @@ class Folder:
             leftover.unlink()
 
     def finish(self, trace: Trace, metrics: Table, model: Mapping[str, Tensor], result: Mapping[str, Any]) -> None:
-        """Write what a finished run leaves behind."""
+        """Write what a finished run leaves behind; without result.json, which comes last, it is not finished."""
+        (self.path / "result.json").unlink(missing_ok=True)
         save_table(self.path / "trace.parquet", trace.columns, {"events": trace.events})
         save_table(self.path / "metrics.parquet", metrics.columns)
         save_weights(self.path / "model.safetensors", model)
@@ -161,9 +163,14 @@ class Folder:
             return None
         return result if isinstance(result, dict) else None
 
+    def finished(self) -> dict[str, Any]:
+        """How the run ended; refuses one that did not."""
+        result = self.result()
+        if result is None:
+            raise BadInput(f"the run in {self.path} is not finished; finish it first: dualdelay resume {self.path}")
+        return result
+
     def trace(self) -> Trace:
         """The trace of a finished run."""
-        if self.result() is None:
-            raise BadInput(f"the run in {self.path} is not finished; finish it first: dualdelay resume {self.path}")
         columns, about = load_table(self.path / "trace.parquet", ARRIVAL_COLUMNS)
         return Trace(columns, about.get("events", []))

@@ -61,12 +61,7 @@ class Loop:
     @property
     def table(self) -> Table:
         """The evaluations so far."""
-        return Table.of(self.rows, (*NAMES, *self._metrics))
-
-    @property
-    def rejected(self) -> int:
-        """Values that were not absorbed because they were not finite or had the wrong shape."""
-        return sum(event["kind"] == "rejected" for event in self.recorder.events)
+        return Table.of(self.rows, self.rows[0] if self.rows else (*NAMES, *self._metrics))
 
     @property
     def moment(self) -> int:
@@ -86,8 +81,10 @@ class Loop:
 
     def evaluate(self, time: float) -> dict[str, float]:
         """A row of metrics about the current model."""
+        if self.rows and self.rows[-1]["version"] == self.state.version:
+            return {**self.rows[-1], "time": time}
         x = self.state.x
-        row = {"time": time, "version": self.state.version, **self.problem.evaluate(x)}
+        row = {**dict.fromkeys(NAMES, math.nan), "time": time, "version": self.state.version, **self.problem.evaluate(x)}
         if self._metrics:
             model = self.problem.model(x)
             with torch.no_grad():
@@ -104,22 +101,23 @@ class Loop:
 
     def advance(self) -> Arrival | None:
         """Go to what happens next; returns the arrival if one was absorbed."""
-        due, s = self.clock.pop(), self.state
+        due, s = self.clock.peek(), self.state
+        assert due is not None, "nothing is due"
+        a = self._compute(due) if due.kind not in ("left", "joined") else None
+        self.clock.pop()
         before, arrival, self.now = s.version, None, due.time
-        if due.kind in ("left", "joined"):
+        if a is None:
             orders = self._change(due)
+        elif a.job is None:
+            orders = self.algorithm.step(s, a)
+            self.recorder.event("wake", a.time, s.version)
+        elif a.value.shape != s.weights.shape or a.value.dtype != s.weights.dtype or not is_finite(a.value):
+            orders = self._reject(a)
         else:
-            a = self._compute(due)
-            if a.job is None:
-                orders = self.algorithm.step(s, a)
-                self.recorder.event("wake", a.time, s.version)
-            elif a.value.shape != s.weights.shape or not is_finite(a.value):
-                orders = self._reject(a)
-            else:
-                orders, arrival = self.algorithm.step(s, a), a
-                self.fleet.accept(a)
-                self._streaks.pop(a.worker, None)
-                self.recorder.arrival(a, s.version, self._fingerprint())
+            orders, arrival = self.algorithm.step(s, a), a
+            self.fleet.accept(a)
+            self._streaks.pop(a.worker, None)
+            self.recorder.arrival(a, s.version, self._fingerprint())
         if orders:
             self.fleet.carry_out(orders, s.version, s.x)
         every = self._schedule.updates if self._schedule else None
@@ -138,7 +136,9 @@ class Loop:
     def _change(self, due: Due) -> Orders:
         s, before = self.state, self.state.version
         if due.kind == "left":
-            orders = self.algorithm.leave(s, due.worker, self.fleet.depart(due.worker))
+            held = self.fleet.depart(due.worker)
+            kept = () if held is None else (held,)
+            orders = self.algorithm.leave(s, due.worker, *kept)
         else:
             orders = self.algorithm.join(s, due.worker)
         self.recorder.event(due.kind, due.time, s.version, due.worker, version=before)
@@ -148,8 +148,9 @@ class Loop:
         """Count a value that is no gradient; its worker does the job again and is late, nothing else."""
         assert a.job is not None
         self.recorder.event("rejected", a.time, self.state.version, *a.job)
+        self.fleet.retry(a)
         streak = self._streaks[a.worker] = self._streaks.get(a.worker, 0) + 1
-        if self._bad == "stop" or streak == _IN_A_ROW:
+        if self._bad == "stop" or streak >= _IN_A_ROW:
             shape, expected = tuple(a.value.shape), tuple(self.state.weights.shape)
             what = "values that are not finite" if shape == expected else f"shape {shape}, expected {expected}"
             raise RunFailed(
@@ -157,7 +158,6 @@ class Loop:
                 f"{f', the {streak}th in a row' if streak > 1 else ''}). Nothing of it was used. Lower lr, or look at that "
                 "worker's data."
             )
-        self.fleet.retry(a)
         return []
 
     def _fingerprint(self) -> int:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 
+from .comparison import reseeded
 from .config import parse
 from .core import Problem
 from .errors import require_whole
@@ -66,8 +67,11 @@ class Common:
 
     def problem_and_speeds(self, seed: int) -> tuple[Problem, SpeedModel]:
         """What is trained by whom; a seed or number of workers that the texts leave out is filled in."""
-        problem = parse("problem", self.problem, seed=seed)
-        return problem, parse("speeds", self.speeds, n=problem.workers, seed=seed)
+        problem: Problem = parse("problem", self.problem)
+        if "seed=" not in self.problem:
+            problem = problem.reseeded(seed)
+        speeds: SpeedModel = parse("speeds", self.speeds, n=problem.workers)
+        return problem, speeds if "seed=" in self.speeds else reseeded(speeds, seed)
 
     def use_threads(self) -> None:
         """Tell torch how many threads to use."""

@@ -17,6 +17,7 @@ from rich.table import Table as Grid
 
 from .comparison import Ended
 from .config import label, parameters
+from .delays import used_in
 from .result import Run
 
 _MOST_WORKERS = 30  # rows in the table of workers
@@ -50,7 +51,7 @@ def print_run(run: Run, console: Console) -> None:
     grid.add_row("audit of the sum (relative error)", number(run.error))
     console.print(grid)
     workers = _grid("workers", "worker", "arrivals", "share", "mean seconds", "mean delay", "max delay")
-    delay = trace.after - trace.version
+    delay = used_in(trace) - trace.version
     for worker in range(min(run.problem.workers, _MOST_WORKERS)):
         mine = trace.worker == worker
         count = int(mine.sum())

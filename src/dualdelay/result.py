@@ -23,11 +23,13 @@ class EarlyStop:
     """Stop when a metric is good enough, or has not improved for a while; judged at each evaluation."""
 
     metric: str = "objective"
-    """The column of the run's metrics to look at; accuracy should grow, everything else should shrink."""
+    """The column of the run's metrics to look at."""
     target: float | None = None
     """Good enough; None: never."""
     patience: int | None = None
     """Evaluations in a row without a new best value that are too many; None: any number is fine."""
+    larger_is_better: bool | None = None
+    """Which way is good; None: larger for accuracy, smaller for everything else."""
 
     def __post_init__(self) -> None:
         if self.target is None and self.patience is None:
@@ -39,7 +41,8 @@ class EarlyStop:
         """Whether the run should end, from all evaluations so far."""
         if self.metric not in metrics:
             raise BadInput(f"there is no metric {self.metric!r} to stop by; there are {', '.join(metrics)}.")
-        sign = -1.0 if self.metric == "accuracy" else 1.0
+        grows = self.metric == "accuracy" if self.larger_is_better is None else self.larger_is_better
+        sign = -1.0 if grows else 1.0
         values = sign * metrics[self.metric]
         if math.isnan(values[0]):
             raise BadInput(f"{self.metric} is nan at the start, so there is nothing to stop by; choose another metric.")
@@ -60,7 +63,7 @@ class Run:
     time: float
     """Where the clock stood."""
     ended: str
-    """Why it ended: updates, time or stop."""
+    """Why it ended: updates, time or stop; replay if it was recomputed."""
     error: float | None
     """The audit: relative error of the server's sum against the workers' gradients; None for methods without one."""
     folder: Path | None = None

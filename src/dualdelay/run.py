@@ -18,18 +18,19 @@ from .config import describe, rebuild
 from .core import Algorithm, Problem
 from .drive import Watch, drive, ended_run, threads, totals
 from .errors import BadInput, ReplayMismatch, require_one_of, require_whole
-from .files import load_weights, pack
+from .files import load_table, load_weights, pack
 from .folder import Folder, config_digest, digest_of
 from .loop import Loop, Metric, Schedule
 from .result import EarlyStop, Run
 from .speeds import Link, SpeedModel
+from .trace import Table
 
 Start = Tensor | Mapping[str, Tensor] | str | Path | None
 
 
 def _starting_point(problem: Problem, start: Start, seed: int) -> Tensor:
     if start is None:
-        return problem.start(seed)
+        return problem.start(seed).detach().clone()
     if isinstance(start, (str, Path)):
         start = load_weights(Path(start))
     x = problem.flat(start) if isinstance(start, Mapping) else start
@@ -202,7 +203,7 @@ def replay(
 ) -> Run:
     """Recompute a recorded run in its recorded order, and raise ReplayMismatch unless every bit agrees."""
     place = Folder(Path(folder))
-    config, trace = place.config(), place.trace()
+    config, result, trace = place.config(), place.finished(), place.trace()
     built = _recorded_problem(config, problem, ReplayMismatch)
     method = rebuild("algorithm", config["algorithm"], algorithm)
     loop = Loop(method, built, RecordedClock(trace), place.start(config["start"]), seed=config["seed"])
@@ -227,4 +228,5 @@ def replay(
     recorded, made = load_weights(place.path / "model.safetensors"), built.state_dict(loop.state.x)
     if {name: digest_of(x) for name, x in recorded.items()} != {name: digest_of(x) for name, x in made.items()}:
         raise ReplayMismatch(f"version {loop.state.version} differs: the final weights are not those of model.safetensors.")
-    return ended_run(loop, loop.table, loop.now, "replay", place.path)
+    metrics = Table(load_table(place.path / "metrics.parquet")[0])
+    return ended_run(loop, metrics, float(result["time"]), "replay", place.path)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_SUM_AGAIN = 1000  # gradients after which a table is added up anew, or as many as it has rows: O(d) each
 BLOCK = 65_536  # elements per pass, so that what one operation writes is still in the cache for the next
 
 
@@ -51,6 +52,7 @@ class AggregateState(State):
     total: Tensor  # (d), float64: the sum of the workers' gradients, kept as a sum so that it does not drift
     table: Tensor | None  # (n, d): the gradients themselves, unless the workers keep them
     absent: set[int]  # workers that do not count: they left, or joined and have not reported yet
+    taken: int = 0  # gradients so far
 
     def take(self, worker: int, value: Tensor) -> None:
         """sum <- sum + (G - G~) and G~ <- G; without a table ``value`` is the difference itself."""
@@ -67,6 +69,16 @@ class AggregateState(State):
                 else:
                     total.add_(new.to(total.dtype).sub_(old))
                 old.copy_(new)
+            self.taken += 1
+            if self.taken % max(_SUM_AGAIN, len(self.table)) == 0:
+                self._sum_again(self.table)
+
+    def _sum_again(self, table: Tensor) -> None:
+        """Add the table up anew: after a huge gradient has come and gone the small ones' last digits are lost."""
+        self.total.zero_()
+        for row in table:
+            for total, part in blocks(self.total, row):
+                total.add_(part)
 
     def drop(self, worker: int, held: Tensor | None) -> None:
         """Take a worker's gradient out of the sum; it counts no more."""

@@ -11,24 +11,26 @@ from ..draws import Draws
 from ..state import AggregateState, aggregate
 
 
+@dataclass(kw_only=True)
+class SIAGState(AggregateState):
+    expected: int  # reports still to come before the next update
+
+
 @dataclass(frozen=True)
-class SIAG(Algorithm[AggregateState]):
+class SIAG(Algorithm[SIAGState]):
     """One worker at a time, in turn, renews its gradient at the current model; the others idle.
 
     Before the first update every worker reports once.
     """
 
-    def init(self, x: Tensor, n: int, rng: Draws) -> AggregateState:
-        state = AggregateState(weights=x, n=n, **aggregate(x, n))
-        state.absent, state.n = set(range(n)), 0
-        return state
+    def init(self, x: Tensor, n: int, rng: Draws) -> SIAGState:
+        return SIAGState(weights=x, n=n, expected=n, **aggregate(x, n))
 
-    def first(self, s: AggregateState) -> Orders:
-        return [send(worker) for worker in sorted(s.absent)]
-
-    def step(self, s: AggregateState, a: Arrival) -> Orders:
+    def step(self, s: SIAGState, a: Arrival) -> Orders:
         s.take(a.worker, a.value)
-        if s.absent:
+        s.expected -= 1
+        if s.expected:
             return []
         s.descend(s.total, self.lr / s.n)
+        s.expected = 1
         return [send((s.version - 1) % s.n)]

@@ -94,12 +94,12 @@ class Minibatches:
         block, row = divmod(draw, _AHEAD)
         known = self._ahead.get(worker)
         if known is None or known[0] != block:
-            if len(self._ahead) >= _MOST_AHEAD:
-                self._ahead.clear()
+            if known is None and len(self._ahead) == _MOST_AHEAD:
+                return torch.from_numpy(self._draws.integers(size, batch, worker, draw))
             places = ((worker, later) for later in range(block * _AHEAD, (block + 1) * _AHEAD))
             known = (block, torch.from_numpy(self._draws.tables(size, batch, places)))
             self._ahead[worker] = known
-        return known[1][row]
+        return known[1][row].clone()
 
     def objectives(self, losses: Sequence[float]) -> dict[str, float]:
         """The two means of the workers' losses: F, and the loss over all samples pooled."""

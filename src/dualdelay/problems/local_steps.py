@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..core import Problem
 from ..errors import BadInput, require_positive, require_whole
+from .data import digest
 
 
 class LocalSteps(Problem):
@@ -69,7 +70,7 @@ class LocalSteps(Problem):
         return self.problem.flat(state_dict)
 
     def fingerprint(self) -> str:
-        return f"{self.k} steps of {self.lr} on {self.problem.fingerprint()}"
+        return str(digest("local steps", self.k, self.lr, self.problem.fingerprint()).hexdigest())
 
     def reseeded(self, seed: int) -> LocalSteps:
         return LocalSteps(self.problem.reseeded(seed), self.k, self.lr)

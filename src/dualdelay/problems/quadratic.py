@@ -40,14 +40,16 @@ class Quadratic(Problem):
         if self._b.ndim != 2 or self._b.numel() == 0:
             raise BadInput(f"centers has shape {tuple(self._b.shape)}; expected one row of numbers for each worker.")
         n, d = self._b.shape
+        if isinstance(curvatures, (int, float)):
+            raise BadInput(f"curvatures is {curvatures}; expected {n} entries, one for each row of centers.")
         curvatures = [1.0] * n if curvatures is None else list(curvatures)
         self.scalar = all(isinstance(a, (int, float)) or getattr(a, "ndim", 1) == 0 for a in curvatures)
         if not self.scalar:  # a number among matrices is that many times the identity
             tensors = [_tensor(f"curvatures[{i}]", a) for i, a in enumerate(curvatures)]
             curvatures = [a if a.ndim else a * torch.eye(d, dtype=torch.float64) for a in tensors]
             shapes = sorted({tuple(a.shape) for a in curvatures})
-            if shapes != [(d, d)]:
-                raise BadInput(f"curvatures have shapes {shapes}; expected numbers or {d} x {d} matrices.")
+            if shapes != [(d, d)] or not all(torch.equal(a, a.T) for a in curvatures):
+                raise BadInput(f"curvatures have shapes {shapes}; expected numbers or symmetric {d} x {d} matrices.")
         if len(curvatures) != n:
             raise BadInput(f"curvatures has {len(curvatures)} entries; expected {n}, one for each row of centers.")
         self._a = _tensor("curvatures", curvatures) if self.scalar else torch.stack(curvatures)  # (n) or (n, d, d)
