@@ -19,6 +19,7 @@ from .config import label, parse
 from .core import Algorithm, Arrival, Job, Order, Problem, again, cancel, send, wake
 from .delays import Delays, delay_grids
 from .draws import Draws
+from .drive import Interrupted
 from .errors import BadInput, DualDelayError, ReplayMismatch, RunFailed
 from .problems import PROBLEMS, Digits, LocalSteps, Logistic, Network, Quadratic, without_batchnorm
 from .result import EarlyStop, Run
@@ -58,6 +59,7 @@ __all__ = [
     "ExponentialSpeeds",
     "FedBuff",
     "FixedSpeeds",
+    "Interrupted",
     "Job",
     "Link",
     "LocalSteps",

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
+from . import __version__, reports
 from . import comparison as comparing
-from . import reports
 from . import run as running
 from .config import REGISTRIES, label, parse
 from .drive import Interrupted
@@ -70,7 +70,7 @@ def _report(run: Run, json: bool, command: str) -> None:
     assert run.folder is not None
     console, name = _console(json), label(run.algorithm)
     for note in run.notes:
-        console.print(f"note: {note}; an older checkpoint was used.")
+        console.print(f"note: {note}.")
     reports.print_run(run, console)
     figure = _draw(comparing.tidy([(name, 0, run)]), run.folder / "figure.png", console)
     console.print(f"folder: {run.folder}")
@@ -89,7 +89,6 @@ def train(
 
     Example: dualdelay train 'dude[lr=0.05]' --problem 'digits[workers=10,alpha=0.1]' --updates 2000
     """
-    common.use_threads()
     method = parse("algorithm", algorithm)
     problem, speeds = common.problem_and_speeds(seed)
     folder = common.folder or _free(f"{comparing.slug(label(method))}-seed{seed}")
@@ -113,9 +112,10 @@ def compare(
 
     Example: dualdelay compare 'dude[lr=0.05]' 'vanilla[lr=0.05]' 'sync[lr=0.05]' --time 500 --seeds 0 1 2
     """
-    common.use_threads()
     methods = [parse("algorithm", text) for text in algorithms]
     comparing.named(methods)  # refuses an empty or doubled list before anything is computed
+    if len(set(seeds)) != len(seeds):
+        raise BadInput(f"seeds is {list(seeds)}; expected each only once.")
     folder, console = common.folder or _free("compare"), _console(common.json)
     ended = []
     for seed in seeds:
@@ -198,6 +198,9 @@ COMMANDS: dict[str, Callable[..., None]] = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    if (sys.argv[1:] if arguments is None else list(arguments)) == ["--version"]:
+        print(f"dualdelay {__version__}")
+        return
     try:
         tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="dualdelay", description=_ABOUT, args=arguments)
     except DualDelayError as error:

@@ -13,6 +13,7 @@ import numpy as np
 from .config import label
 from .core import Algorithm, Problem
 from .errors import BadInput
+from .files import save_table
 from .result import Run
 from .run import simulate
 from .speeds import ChangingSpeeds, SpeedModel
@@ -34,7 +35,10 @@ def compare(
     taken as they are. ``options`` are those of ``simulate``. With a ``folder`` each run has one of its own in it, and
     what is there already is not computed again.
     """
-    return tidy(list(runs(algorithms, problem, speeds, seeds=seeds, folder=folder, **options)))
+    table = tidy(list(runs(algorithms, problem, speeds, seeds=seeds, folder=folder, **options)))
+    if folder is not None:
+        save_table(Path(folder) / "comparison.parquet", table.columns)
+    return table
 
 
 Ended = tuple[str, int, Run]  # label, seed and run
@@ -73,8 +77,8 @@ def runs(
     **options: Any,
 ) -> Iterator[Ended]:
     """The runs of a comparison, one after the other: label, seed and run."""
-    if seeds is not None and len(seeds) == 0:
-        raise BadInput("seeds is empty; expected at least one whole number.")
+    if seeds is not None and (len(seeds) == 0 or len(set(seeds)) != len(seeds)):
+        raise BadInput(f"seeds is {list(seeds)}; expected at least one whole number, each only once.")
     for seed in [options.pop("seed", 0)] if seeds is None else seeds:
         mine, pace = (problem, speeds) if seeds is None else (problem.reseeded(seed), reseeded(speeds, seed))
         for name, method in named(algorithms).items():

@@ -135,8 +135,8 @@ def rebuild(kind: str, description: Mapping[str, Any], given: Any = None) -> Any
         return given
     if "name" not in description:
         raise BadInput(
-            f"the recorded {kind} is a {description.get('class')}, which cannot be built from its name. Pass it again "
-            f"({kind}=...), or add its class to the table of that kind before."
+            f"the recorded {kind} is a {description.get('class')}, which cannot be built from its name. Pass it again, in "
+            f"Python: dd.resume(folder, {kind}=...)."
         )
     values = {key: _rebuilt(value) for key, value in description.items() if key != "name"}
     return build(kind, description["name"], values)

@@ -28,7 +28,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 @contextmanager
-def threads(count: int) -> Iterator[None]:
+def using_threads(count: int) -> Iterator[None]:
     """Torch uses so many threads: another number gives other bits."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
@@ -109,7 +109,7 @@ def drive(
         judged = len(loop.rows)
         return stop(loop.table)
 
-    with threads(config["threads"]), _ctrl_c(folder is not None) as interrupted:
+    with using_threads(config["threads"]), _ctrl_c(folder is not None) as interrupted:
         while not ended:
             due = loop.clock.peek()
             if good_enough():
@@ -140,7 +140,8 @@ def drive(
                     save()
                 if interrupted[0]:
                     save()
-                    raise Interrupted(f"saved after {loop.state.version} updates")
+                    assert folder is not None
+                    raise Interrupted(f"saved after {loop.state.version} updates in {folder.path}; dd.resume goes on")
         save()
         table, now = _with_end(loop, limit if ended == "time" else max(loop.now, loop.rows[-1]["time"]))
         run = ended_run(loop, table, now, ended, None if folder is None else folder.path, notes)

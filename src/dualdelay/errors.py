@@ -47,3 +47,9 @@ def require_one_of(name: str, value: object, choices: Sequence[object]) -> None:
     """Refuse a word that is not among the choices."""
     if value not in choices:
         raise BadInput(f"{name} is {value!r}; expected one of {', '.join(map(repr, choices))}.")
+
+
+def require_kind(name: str, value: object, kind: type, example: str) -> None:
+    """Refuse something of another kind."""
+    if not isinstance(value, kind):
+        raise BadInput(f"{name} is {value!r}; expected a dd.{kind.__name__}, such as {example}.")

@@ -64,9 +64,11 @@ def draw(table: Table, path: Path) -> Path:
         axis.set_xlabel("simulated time")
         axis.set_ylabel(title)
         axis.grid(alpha=0.3)
-        if column == "objective" and np.nanmin(table[column]) > 0:
+        low, high = np.nanmin(table[column]), np.nanmax(table[column])
+        if column == "objective" and low > 0 and high / low > 5:  # over less a logarithmic axis has too few labels
             axis.set_yscale("log")
-            axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+            if high / low < 1000:
+                axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
             axis.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
             axis.yaxis.set_minor_formatter(ticker.NullFormatter())
     axes[0][0].legend(frameon=False, fontsize=9)

@@ -58,6 +58,8 @@ class LocalFleet:
 
     def _next_draw(self, worker: int, model: Model) -> int:
         """Name a worker's next job, at this model."""
+        if not 0 <= worker < len(self._draws):
+            raise BadInput(f"a job was ordered for worker {worker}; expected one of 0..{len(self._draws) - 1}.")
         draw = self._draws[worker]
         self._draws[worker] = draw + 1
         self._jobs.setdefault(worker, {})[draw] = model

@@ -54,6 +54,9 @@ class Loop:
         self.rows: list[dict[str, float]] = []
         self.now = 0.0  # the time of what happened last
         self._schedule, self._metrics, self._bad = schedule, dict(metrics or {}), bad
+        taken = sorted(set(self._metrics) & set(NAMES))
+        if taken:
+            raise BadInput(f"metrics has {taken}, which are columns already; choose other names.")
         self._ticks = 0  # evaluations by simulated time so far
         self._streaks: dict[int, int] = {}  # rejected values in a row, by worker
         self._checksum = (-1, 0)  # of the newest version seen
@@ -88,8 +91,15 @@ class Loop:
         if self._metrics:
             model = self.problem.model(x)
             with torch.no_grad():
-                row |= {name: float(metric(model)) for name, metric in self._metrics.items()}
+                row |= {name: self._number(name, metric(model)) for name, metric in self._metrics.items()}
         return row
+
+    @staticmethod
+    def _number(name: str, value: Any) -> float:
+        try:
+            return float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise BadInput(f"metric {name!r} gave {value!r}; expected one number ({error}).") from None
 
     def evaluate_before(self, time: float) -> bool:
         """Evaluate at the scheduled moments that lie before ``time``: nothing more can arrive by then. Was there any?"""
@@ -109,12 +119,12 @@ class Loop:
         if a is None:
             orders = self._change(due)
         elif a.job is None:
-            orders = self.algorithm.step(s, a)
+            orders = self._step(a)
             self.recorder.event("wake", a.time, s.version)
         elif a.value.shape != s.weights.shape or a.value.dtype != s.weights.dtype or not is_finite(a.value):
             orders = self._reject(a)
         else:
-            orders, arrival = self.algorithm.step(s, a), a
+            orders, arrival = self._step(a), a
             self.fleet.accept(a)
             self._streaks.pop(a.worker, None)
             self.recorder.arrival(a, s.version, self._fingerprint())
@@ -124,6 +134,15 @@ class Loop:
         if every is not None and s.version != before and s.version % every == 0:
             self.rows.append(self.evaluate(due.time))
         return arrival
+
+    def _step(self, a: Arrival) -> Orders:
+        s, before, weights, mark = self.state, self.state.version, self.state.weights, self.state.weights._version
+        orders = self.algorithm.step(s, a)
+        if s.version == before and weights._version != mark:
+            raise BadInput(f"{type(self.algorithm).__name__}.step wrote into state.x; move it with state.descend(...).")
+        if not isinstance(orders, list):
+            raise BadInput(f"{type(self.algorithm).__name__}.step returned {orders!r}; expected a list of orders.")
+        return orders
 
     def _compute(self, due: Due) -> Arrival:
         try:

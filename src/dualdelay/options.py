@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-import torch
+import tyro
 
 from .comparison import reseeded
 from .config import parse
 from .core import Problem
-from .errors import require_whole
+from .errors import BadInput
 from .result import EarlyStop
 from .speeds import Link, SpeedModel
+
+MaybeInt = Annotated[int | None, tyro.conf.arg(metavar="INT")]
+MaybeFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT")]
+MaybePath = Annotated[Path | None, tyro.conf.arg(metavar="PATH")]
 
 
 @dataclass(frozen=True)
@@ -25,43 +28,57 @@ class Common:
     """What is trained, such as 'digits[workers=10,alpha=0.1]'. See: dualdelay list problems"""
     speeds: str = "truncated_normal[std=1]"
     """How fast the workers are, such as 'fixed[times=[1,2,4]]'. See: dualdelay list speeds"""
-    updates: int | None = None
+    updates: MaybeInt = None
     """Stop after so many server updates."""
-    time: float | None = None
+    time: MaybeFloat = None
     """Stop at this simulated time; arrivals at exactly that time count."""
-    folder: Path | None = None
+    folder: MaybePath = None
     """Where the run is kept, so that it can be resumed and replayed; by default a new folder under runs/."""
-    checkpoint_every: int | None = None
+    checkpoint_every: MaybeInt = None
     """Save after every so many updates; by default about twenty times in all."""
     keep: int = 3
     """How many checkpoints stay."""
-    evaluate_every: int | None = None
+    evaluate_every: MaybeInt = None
     """Evaluate the model after every so many updates."""
-    evaluate_seconds: float | None = None
+    evaluate_seconds: MaybeFloat = None
     """Evaluate the model at every so many simulated seconds; by default fifty times in all."""
     latency: float = 0.0
     """Seconds that a message takes, whatever its size; the paper has none."""
-    bandwidth: float = math.inf
+    bandwidth: MaybeFloat = None
     """Bytes per second at which messages travel; the paper has no limit."""
     metric: str = "objective"
     """What early stopping looks at."""
-    target: float | None = None
+    target: MaybeFloat = None
     """Stop early when the metric is this good."""
-    patience: int | None = None
+    patience: MaybeInt = None
     """Stop early after so many evaluations without a new best metric."""
     bad: Literal["retry", "stop"] = "retry"
     """What happens when a gradient is not finite: the worker tries again, or the run stops."""
     threads: int = 1
     """How many threads torch uses; small models are faster with one, and another number gives other bits."""
-    start: Path | None = None
+    start: MaybePath = None
     """Initial weights, a model.safetensors of an earlier run."""
     json: bool = False
     """Print one line of JSON at the end, and everything else to standard error."""
 
     def options(self) -> dict[str, Any]:
         """The arguments of ``simulate`` that these settings stand for."""
-        names = ("updates", "time", "checkpoint_every", "keep", "evaluate_every", "evaluate_seconds", "bad", "start")
+        names = (
+            "updates",
+            "time",
+            "checkpoint_every",
+            "keep",
+            "evaluate_every",
+            "evaluate_seconds",
+            "bad",
+            "start",
+            "threads",
+        )
         early = self.target is not None or self.patience is not None
+        if not early and self.metric != "objective":
+            raise BadInput(
+                f"metric {self.metric} is given, but neither target nor patience; give one of them to stop by it."
+            )
         stop = EarlyStop(self.metric, self.target, self.patience) if early else None
         return {name: getattr(self, name) for name in names} | {"stop": stop, "link": Link(self.latency, self.bandwidth)}
 
@@ -72,8 +89,3 @@ class Common:
             problem = problem.reseeded(seed)
         speeds: SpeedModel = parse("speeds", self.speeds, n=problem.workers)
         return problem, speeds if "seed=" in self.speeds else reseeded(speeds, seed)
-
-    def use_threads(self) -> None:
-        """Tell torch how many threads to use."""
-        require_whole("threads", self.threads, 1)
-        torch.set_num_threads(self.threads)

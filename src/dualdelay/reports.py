@@ -42,6 +42,7 @@ def print_run(run: Run, console: Console) -> None:
     """How a run ended, and what each of its workers did."""
     summary, trace = run.summary(), run.trace
     grid = _grid(f"{label(run.algorithm)}: ended by {run.ended} at time {run.time:g}", "", "")
+    grid.show_header = False
     for name in ("objective", "pooled_loss", "accuracy", "gradient_norm"):
         grid.add_row(name.replace("_", " "), number(summary.get(name)))
     grid.add_row("updates", f"{run.version:,}")

@@ -45,7 +45,10 @@ class EarlyStop:
         sign = -1.0 if grows else 1.0
         values = sign * metrics[self.metric]
         if math.isnan(values[0]):
-            raise BadInput(f"{self.metric} is nan at the start, so there is nothing to stop by; choose another metric.")
+            raise BadInput(
+                f"{self.metric} is nan at the start, so there is nothing to stop by; choose another metric (or give "
+                "the network test= data)."
+            )
         if self.target is not None and values[-1] <= sign * self.target:
             return True
         return self.patience is not None and len(values) - 1 - int(np.nanargmin(values)) >= self.patience

@@ -16,8 +16,8 @@ from . import __version__
 from .clocks import Change, RecordedClock, VirtualClock
 from .config import describe, rebuild
 from .core import Algorithm, Problem
-from .drive import Watch, drive, ended_run, threads, totals
-from .errors import BadInput, ReplayMismatch, require_one_of, require_whole
+from .drive import Watch, drive, ended_run, totals, using_threads
+from .errors import BadInput, ReplayMismatch, require_kind, require_one_of, require_whole
 from .files import load_table, load_weights, pack
 from .folder import Folder, config_digest, digest_of
 from .loop import Loop, Metric, Schedule
@@ -64,6 +64,7 @@ def simulate(
     evaluate_seconds: float | None = None,
     stop: EarlyStop | None = None,
     bad: str = "retry",
+    threads: int | None = 1,
     go_on: bool = False,
 ) -> Run:
     """Run an algorithm on a virtual clock until ``updates`` or ``time``, whichever comes first.
@@ -73,8 +74,12 @@ def simulate(
     seconds, by default fifty times in all; ``metrics`` are functions of ``problem.model(x)`` of your own. With a ``folder``
     the run can be killed, resumed and replayed: it is saved every ``checkpoint_every`` updates, by default twenty times in
     all, and the newest ``keep`` checkpoints stay; with ``go_on`` a folder that holds the same run already is resumed.
-    ``bad`` says what a gradient that is not finite does: "retry" or "stop".
+    ``bad`` says what a gradient that is not finite does: "retry" or "stop". Torch uses ``threads`` threads: small models
+    are faster with one, another number gives other bits, and None leaves torch's own.
     """
+    require_kind("algorithm", algorithm, Algorithm, "dd.DuDe(lr=0.05)")
+    require_kind("problem", problem, Problem, "dd.Digits(workers=10)")
+    require_kind("speeds", speeds, SpeedModel, "dd.FixedSpeeds([1.0, 2.0])")
     config = {
         "dualdelay": __version__,
         "algorithm": describe(algorithm),
@@ -87,13 +92,14 @@ def simulate(
         "stop": None if stop is None else asdict(stop),
         "bad": bad,
         "keep": keep,
-        "threads": torch.get_num_threads(),
+        "threads": torch.get_num_threads() if threads is None else threads,
         **totals(updates, time, evaluate_every, evaluate_seconds, checkpoint_every),
     }
     if speeds.n != problem.workers:
         raise BadInput(f"speeds are given for {speeds.n} workers, but the problem has {problem.workers}; give as many.")
     require_one_of("bad", bad, ("retry", "stop"))
     require_whole("keep", keep, 1)
+    require_whole("threads", config["threads"], 1)
     x = _starting_point(problem, start, seed)
     loop = _loop(config, algorithm, problem, speeds, x, metrics)
     for kind, worker, _ in changes:  # a method without a rule for it says so now, not when it happens
@@ -101,7 +107,8 @@ def simulate(
             algorithm.leave(loop.state, worker)
         if kind == "joined" and type(algorithm).join is Algorithm.join:
             algorithm.join(loop.state, worker)
-    loop.begin()
+    with using_threads(config["threads"]):
+        loop.begin()
     if stop is not None:
         stop(loop.table)  # says so if there is nothing to stop by
     if folder is None:
@@ -182,10 +189,13 @@ def resume(
         place.write_config(config)
     if loaded is None:
         place.clear_after(0, -1)
-        with threads(config["threads"]):
+        with using_threads(config["threads"]):
             loop.begin()
         return drive(loop, config, place, watch, stop)
-    content, rows, notes = loaded
+    content, rows, problems = loaded
+    notes = [f"{wrong}; an older checkpoint was used" for wrong in problems]
+    if config["updates"] is not None and content["state"]["version"] > config["updates"]:
+        notes.append(f"the run has made {content['state']['version']} updates already, more than {config['updates']}")
     loop.load(content, rows)
     place.clear_after(content["arrivals"], content["moment"])
     ended = ""
@@ -207,7 +217,7 @@ def replay(
     built = _recorded_problem(config, problem, ReplayMismatch)
     method = rebuild("algorithm", config["algorithm"], algorithm)
     loop = Loop(method, built, RecordedClock(trace), place.start(config["start"]), seed=config["seed"])
-    with threads(config["threads"]):
+    with using_threads(config["threads"]):
         loop.begin()
         row = 0
         while loop.clock.peek() is not None:

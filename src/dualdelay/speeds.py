@@ -217,18 +217,18 @@ class Link:
 
     latency: float = 0.0
     """Seconds for a message of no length."""
-    bandwidth: float = math.inf
-    """Bytes per second."""
+    bandwidth: float | None = None
+    """Bytes per second; None: no limit."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.latency) and self.latency >= 0):
             raise BadInput(f"latency is {self.latency}; expected finite seconds, zero or more.")
-        if not self.bandwidth > 0:
+        if self.bandwidth is not None and not self.bandwidth > 0:
             raise BadInput(f"bandwidth is {self.bandwidth}; expected bytes per second, above zero.")
 
     def seconds(self, size: int) -> float:
         """The travel time of ``size`` bytes."""
-        return self.latency + size / self.bandwidth
+        return self.latency if self.bandwidth is None else self.latency + size / self.bandwidth
 
 
 SPEEDS: dict[str, Any] = {

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import default_collate
@@ -22,6 +23,7 @@ class Shard:
 
     def __init__(self, data: Any, name: str) -> None:
         pair = tuple(data) if isinstance(data, (tuple, list)) and len(data) == 2 else ()
+        pair = tuple(torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in pair)
         if pair and all(isinstance(part, Tensor) for part in pair):
             if len(pair[0]) != len(pair[1]):
                 raise BadInput(f"{name} has {len(pair[0])} inputs and {len(pair[1])} targets; expected as many.")
