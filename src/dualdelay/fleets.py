@@ -95,7 +95,8 @@ class LocalFleet:
         if due.kind == "rejected":
             return Arrival(job, _NOTHING, due.time, due.seconds, math.nan)
         gradient, loss = self._problem.gradient(model.x, due.worker, due.draw)
-        gradient = gradient.to(model.x.dtype)
+        if gradient.dtype != model.x.dtype:
+            gradient = gradient.to(model.x.dtype)
         if gradient.shape != model.x.shape:  # a message could hide this by broadcasting
             return Arrival(job, gradient, due.time, due.seconds, loss)
         value, self._keep = self._message(gradient, self.held.get(due.worker))

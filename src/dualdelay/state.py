@@ -38,10 +38,14 @@ class State:
 
     def descend(self, direction: Tensor, lr: float) -> None:
         """x <- x - lr * direction, and the version goes up by one."""
-        new = torch.empty_like(self.weights) if self.lent else self.weights
-        for out, x, part in blocks(new, self.weights, direction):
-            torch.add(x, part if part.dtype == x.dtype else part.to(x.dtype), alpha=-lr, out=out)
-        self.weights, self.lent = new, False
+        if self.lent and direction.numel() <= BLOCK:
+            self.weights = torch.add(self.weights, direction.to(self.weights.dtype), alpha=-lr)
+        else:
+            new = torch.empty_like(self.weights) if self.lent else self.weights
+            for out, x, part in blocks(new, self.weights, direction):
+                torch.add(x, part.to(x.dtype), alpha=-lr, out=out)
+            self.weights = new
+        self.lent = False
         self.version += 1
 
 
@@ -67,7 +71,7 @@ class AggregateState(State):
                 if old.dtype == total.dtype:  # the difference may stand in the old gradient's place
                     total.add_(torch.sub(new, old, out=old))
                 else:
-                    total.add_(new.to(total.dtype).sub_(old))
+                    total.add_(new).sub_(old)  # in float64 the sums of float32 numbers round nothing
                 old.copy_(new)
             self.taken += 1
             if self.taken % max(_SUM_AGAIN, len(self.table)) == 0:
@@ -118,9 +122,10 @@ def checksum(tensor: Tensor) -> int:
     """The sum of a tensor's bit patterns modulo 2**64, as int64: one pass, and any single changed bit shows."""
     size = tensor.element_size()
     kind = torch.int64 if tensor.shape[-1] * size % 8 == 0 else _SAME_SIZE[size]
-    return int(tensor.view(kind).sum())
+    return int(tensor.view(kind).sum().item())
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether every entry is finite; a finite sum settles it in one pass."""
-    return math.isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())
+    """Whether every entry is finite; a finite sum of squares settles it in one pass."""
+    flat = tensor if tensor.ndim == 1 else tensor.view(-1)
+    return math.isfinite(flat.dot(flat).item()) or bool(torch.isfinite(tensor).all())

@@ -83,13 +83,13 @@ class Minibatches:
                 )
         self.sizes, self._batches, self._replacement = list(sizes), batches, replacement
         self._draws = Draws(seed, "minibatch")
-        self._ahead: dict[int, tuple[int, Tensor]] = {}  # by worker: a block of draws, hashed in one call
+        self._ahead: dict[int, tuple[int, tuple[Tensor, ...]]] = {}  # by worker: a block of draws, hashed in one call
         self.scales = [1.0] * len(sizes)  # each F_i's factor in F = (1/n) sum_i scale_i F_i
         if weights == "samples":
             self.scales = [len(sizes) * size / sum(sizes) for size in sizes]
 
-    def indices(self, worker: int, draw: int) -> Tensor:
-        """The samples of a job, as positions in the worker's own data."""
+    def rows(self, worker: int, draw: int) -> Tensor:
+        """The samples of a job, as positions in the worker's own data; not to be written to."""
         size, batch = self.sizes[worker], self._batches[worker]
         if not self._replacement:
             return torch.from_numpy(self._draws.permutation(size, worker, draw)[:batch])
@@ -99,9 +99,9 @@ class Minibatches:
             if known is None and len(self._ahead) == _MOST_AHEAD:
                 return torch.from_numpy(self._draws.integers(size, batch, worker, draw))
             places = ((worker, later) for later in range(block * _AHEAD, (block + 1) * _AHEAD))
-            known = (block, torch.from_numpy(self._draws.tables(size, batch, places)))
+            known = (block, torch.from_numpy(self._draws.tables(size, batch, places)).unbind(0))
             self._ahead[worker] = known
-        return known[1][row].clone()
+        return known[1][row]
 
     def objectives(self, losses: Sequence[float]) -> dict[str, float]:
         """The two means of the workers' losses: F, and the loss over all samples pooled."""

@@ -84,7 +84,7 @@ class Logistic(Problem):
 
     def indices(self, worker: int, draw: int) -> Tensor:
         """The samples of a job, as positions in the worker's own data."""
-        return self._minibatches.indices(worker, draw)
+        return self._minibatches.rows(worker, draw).clone()
 
     def _on(self, x: Tensor, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         margins = labels * (features @ x)
@@ -92,7 +92,7 @@ class Logistic(Problem):
         return loss, features.T @ (-labels * torch.sigmoid(-margins)) / len(labels) + self.reg * x
 
     def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
-        loss, gradient = self._on(x, *self._shards[worker].batch(self.indices(worker, draw)))
+        loss, gradient = self._on(x, *self._shards[worker].batch(self._minibatches.rows(worker, draw)))
         return gradient, float(loss)
 
     def evaluate(self, x: Tensor) -> dict[str, float]:

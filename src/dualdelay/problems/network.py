@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors
 
 from ..core import Problem
 from ..draws import Draws
@@ -19,6 +20,7 @@ from .data import Minibatches, Shard, digest
 from .generators import seeded, watched_generators
 
 Loss = Callable[[Any, Any], Tensor]
+_flatten: Any = _flatten_dense_tensors  # it has no types
 
 
 class Network(Problem):
@@ -125,13 +127,13 @@ class Network(Problem):
 
     def indices(self, worker: int, draw: int) -> Tensor:
         """The samples of a job, as positions in the worker's own data."""
-        return self._minibatches.indices(worker, draw)
+        return self._minibatches.rows(worker, draw).clone()
 
     def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
         if self._stochastic:
             with seeded(self._draws.key(worker, draw)):
-                return self._backward(x, worker, self.indices(worker, draw))
-        return self._backward(x, worker, self.indices(worker, draw))
+                return self._backward(x, worker, self._minibatches.rows(worker, draw))
+        return self._backward(x, worker, self._minibatches.rows(worker, draw))
 
     def _backward(self, x: Tensor, worker: int, rows: Tensor) -> tuple[Tensor, float]:
         self._flat.copy_(x)
@@ -141,7 +143,8 @@ class Network(Problem):
             raise BadInput(f"the loss has shape {tuple(loss.shape)}; expected one number, the mean over the minibatch.")
         parts: Sequence[Tensor | None] = torch.autograd.grad(loss, self._parameters, allow_unused=True)
         pairs = zip(parts, self._parameters, strict=True)
-        gradient = torch.cat([torch.zeros_like(p).view(-1) if g is None else g.reshape(-1) for g, p in pairs])
+        filled = [torch.zeros_like(p) if g is None else g for g, p in pairs]
+        gradient: Tensor = _flatten(filled)  # one call, where a cat of reshapes is one for each parameter
         scale = self._minibatches.scales[worker]
         return gradient if scale == 1.0 else gradient * scale, loss.item()
 
