@@ -129,7 +129,7 @@ class Problem(ABC):
 
     @abstractmethod
     def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
-        """The stochastic gradient of F_worker at x on minibatch ``draw``, and that minibatch's loss."""
+        """The stochastic gradient of F_worker at x on minibatch ``draw``, a new tensor, and that minibatch's loss."""
 
     @abstractmethod
     def evaluate(self, x: Tensor) -> dict[str, float]:

@@ -54,7 +54,7 @@ class AggregateState(State):
     """A server that remembers the last gradient of every worker, or at least their sum."""
 
     total: Tensor  # (d), float64: the sum of the workers' gradients, kept as a sum so that it does not drift
-    table: Tensor | None  # (n, d): the gradients themselves, unless the workers keep them
+    table: list[Tensor] | None  # n of (d): the gradients themselves, as they came, unless the workers keep them
     absent: set[int]  # workers that do not count: they left, or joined and have not reported yet
     taken: int = 0  # gradients so far
 
@@ -68,16 +68,16 @@ class AggregateState(State):
                 total.add_(new)
         else:
             for total, old, new in blocks(self.total, self.table[worker], value):
-                if old.dtype == total.dtype:  # the difference may stand in the old gradient's place
-                    total.add_(torch.sub(new, old, out=old))
+                if new.dtype == total.dtype:
+                    total.add_(new - old)
                 else:
                     total.add_(new).sub_(old)  # in float64 the sums of float32 numbers round nothing
-                old.copy_(new)
+            self.table[worker] = value
             self.taken += 1
             if self.taken % max(_SUM_AGAIN, len(self.table)) == 0:
                 self._sum_again(self.table)
 
-    def _sum_again(self, table: Tensor) -> None:
+    def _sum_again(self, table: list[Tensor]) -> None:
         """Add the table up anew: after a huge gradient has come and gone the small ones' last digits are lost."""
         self.total.zero_()
         for row in table:
@@ -92,7 +92,7 @@ class AggregateState(State):
         self.n -= 1
         if self.table is not None:
             self.total -= self.table[worker]
-            self.table[worker].zero_()
+            self.table[worker] = torch.zeros_like(self.weights)
         elif held is not None:
             self.total -= held
 
@@ -111,7 +111,7 @@ class AggregateState(State):
 
 def aggregate(x: Tensor, n: int, memory: str = "server") -> dict[str, Any]:
     """The empty fields of an AggregateState."""
-    table = x.new_zeros(n, *x.shape) if memory == "server" else None
+    table = [torch.zeros_like(x)] * n if memory == "server" else None  # one zero for all, until they report
     return {"total": x.new_zeros(x.shape, dtype=torch.float64), "table": table, "absent": set()}
 
 
