@@ -44,7 +44,10 @@ def main() -> None:
     torch.set_num_threads(1)
     print(f"{'method':10s} {'workers':>9s} {'arrival':>10s} {'gradient':>10s} {'own code':>10s}  microseconds")
     for name, method in (("vanilla", dd.VanillaASGD(1e-4)), ("dude", dd.DuDe(1e-4, start="zeros"))):
-        rows = {n: [arrival(method, n) for _ in range(5)] for n in (100, 100_000)}
+        rows: dict[int, list[tuple[float, float]]] = {100: [], 100_000: []}
+        for _ in range(5):  # in turns, since the machine's pace drifts
+            for n, row in rows.items():
+                row.append(arrival(method, n))
         middle = {n: [statistics.median(column) for column in zip(*row, strict=True)] for n, row in rows.items()}
         for n, (whole, gradient) in middle.items():
             print(

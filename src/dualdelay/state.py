@@ -39,7 +39,8 @@ class State:
     def descend(self, direction: Tensor, lr: float) -> None:
         """x <- x - lr * direction, and the version goes up by one."""
         if self.lent and direction.numel() <= BLOCK:
-            self.weights = torch.add(self.weights, direction.to(self.weights.dtype), alpha=-lr)
+            same = direction.dtype == self.weights.dtype  # a conversion to the same type is a call all the same
+            self.weights = torch.add(self.weights, direction if same else direction.to(self.weights.dtype), alpha=-lr)
         else:
             new = torch.empty_like(self.weights) if self.lent else self.weights
             for out, x, part in blocks(new, self.weights, direction):
