@@ -92,7 +92,7 @@ class Logistic(Problem):
         return loss, features.T @ (-labels * torch.sigmoid(-margins)) / len(labels) + self.reg * x
 
     def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
-        loss, gradient = self._on(x, *self._shards[worker].batch(self._minibatches.rows(worker, draw)))
+        loss, gradient = self._on(x, *self._shards[worker].batch(self.indices(worker, draw)))
         return gradient, float(loss)
 
     def evaluate(self, x: Tensor) -> dict[str, float]:

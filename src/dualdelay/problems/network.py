@@ -132,8 +132,8 @@ class Network(Problem):
     def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
         if self._stochastic:
             with seeded(self._draws.key(worker, draw)):
-                return self._backward(x, worker, self._minibatches.rows(worker, draw))
-        return self._backward(x, worker, self._minibatches.rows(worker, draw))
+                return self._backward(x, worker, self.indices(worker, draw))
+        return self._backward(x, worker, self.indices(worker, draw))
 
     def _backward(self, x: Tensor, worker: int, rows: Tensor) -> tuple[Tensor, float]:
         self._flat.copy_(x)
