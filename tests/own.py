@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,15 +98,6 @@ class Fresh(dd.Algorithm[FreshState]):
 
 
 METHODS: dict[str, Any] = {"deadline": Deadline, "fresh": Fresh}
-
-
-@pytest.fixture
-def own_methods() -> Iterator[None]:
-    """The methods above stand in the table of algorithms while a test lasts, as a user's would."""
-    dd.ALGORITHMS.update(METHODS)
-    yield
-    for name in METHODS:
-        del dd.ALGORITHMS[name]
 
 
 class Holes(dd.Quadratic):

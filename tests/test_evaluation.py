@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
-from own import SCENARIOS, Scenario, mlp, own_methods, shards, three  # noqa: F401
+from own import SCENARIOS, Scenario, mlp, shards, three
 from tables import ALGORITHMS, CASES, LR
 
 pytestmark = pytest.mark.usefixtures("own_methods")

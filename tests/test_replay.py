@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
-from own import SCENARIOS, Scenario, bits, mlp, own_methods, shards, three  # noqa: F401
+from own import SCENARIOS, Scenario, bits, mlp, shards, three
 from tables import CASES, LR
 
 pytestmark = pytest.mark.usefixtures("own_methods")

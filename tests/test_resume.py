@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dualdelay as dd
-from own import FILES, SCENARIOS, Killed, Scenario, bits, differences, kill_at, own_methods  # noqa: F401
+from own import FILES, SCENARIOS, Killed, Scenario, bits, differences, kill_at
 from tables import ALGORITHMS, CASES, LR
 
 pytestmark = pytest.mark.usefixtures("own_methods")
