@@ -143,8 +143,8 @@ def drive(
                     assert folder is not None
                     raise Interrupted(f"saved after {loop.state.version} updates in {folder.path}; dd.resume goes on")
         save()
-        table, now = _with_end(loop, limit if ended == "time" else max(loop.now, loop.rows[-1]["time"]))
-        run = ended_run(loop, table, now, ended, None if folder is None else folder.path, notes)
+        now = limit if ended == "time" else max(loop.now, loop.rows[-1]["time"])
+        run = ended_run(loop, _with_end(loop, now), now, ended, None if folder is None else folder.path, notes)
         if folder is not None:
             result = {**plain(run.summary()), "moment": loop.moment, "config": config_digest(config)}
             folder.finish(run.trace, run.metrics, run.state_dict(), result)
@@ -158,7 +158,7 @@ def _share(loop: Loop, updates: int | None, limit: float | None) -> int:
     return int(20 * max(loop.state.version / updates if updates else 0.0, loop.now / limit if limit else 0.0))
 
 
-def _with_end(loop: Loop, now: float) -> tuple[Table, float]:
+def _with_end(loop: Loop, now: float) -> Table:
     """The evaluations with one at the end, on schedule or not; it is no part of a checkpoint, lest a longer run have it."""
     rows, last = loop.rows, loop.rows[-1]
     if last["version"] == loop.state.version and math.isclose(last["time"], now, rel_tol=1e-12):
@@ -166,7 +166,7 @@ def _with_end(loop: Loop, now: float) -> tuple[Table, float]:
     else:
         loop.rows = [*rows, loop.evaluate(now)]
     table, loop.rows = loop.table, rows
-    return table, now
+    return table
 
 
 def ended_run(loop: Loop, table: Table, now: float, ended: str, path: Path | None, notes: tuple[str, ...] = ()) -> Run:
