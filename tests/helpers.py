@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import dualdelay as dd
 from dualdelay.clocks import VirtualClock
+from dualdelay.local_fleet import LocalFleet
 from dualdelay.loop import Loop
 from tables import ALGORITHMS
 
@@ -44,7 +45,7 @@ def archive(algorithm: dd.Algorithm[Any], problem: dd.Problem, speeds: dd.SpeedM
 
 def stepping(algorithm: dd.Algorithm[Any], problem: dd.Problem, speeds: dd.SpeedModel, events: int) -> Iterator[Loop]:
     """A run seen from inside after each of its first events, to look at the jobs in flight."""
-    loop = Loop(algorithm, problem, VirtualClock(speeds), problem.start(0))
+    loop = Loop(algorithm, problem, LocalFleet(problem, VirtualClock(speeds), algorithm.message), problem.start(0))
     loop.begin()
     for _ in range(events):
         loop.advance()

@@ -12,13 +12,17 @@ LAYERS = [
     {"errors"},
     {"draws", "state"},
     {"core"},
-    {"trace", "speeds", "algorithms", "problems"},
-    {"clocks", "delays"},
-    {"fleets"},
-    {"loop"},
+    {"trace", "speeds", "algorithms", "problems", "ray_fleet", "security", "messages"},
+    {"clocks", "delays", "evaluation"},
+    {"fleet"},
+    {"local_fleet", "worker", "desk"},
+    {"loop", "post"},
+    {"staff", "monitor"},
+    {"crew"},
     {"files", "config"},
-    {"folder", "result"},
-    {"drive"},
+    {"folder", "result", "optimizer"},
+    {"setup", "drive"},
+    {"recorded"},
     {"run"},
     {"comparison"},
     {"reports", "figures", "progress", "options"},
@@ -62,9 +66,10 @@ def test_algorithms_know_only_the_core():
         assert ours <= {"dualdelay.core", "dualdelay.draws", "dualdelay.errors", "dualdelay.state"}, path.name
 
 
-def test_matplotlib_is_imported_in_one_file_and_pickle_in_none():
-    users = {path.name for _, path in modules() if any(name.split(".")[0] == "matplotlib" for name in imports(path))}
-    assert users == {"figures.py"}
+def test_matplotlib_and_ray_are_imported_in_one_file_each_and_pickle_in_none():
+    for library, file in (("matplotlib", "figures.py"), ("ray", "post.py")):
+        users = {path.name for _, path in modules() if any(name.split(".")[0] == library for name in imports(path))}
+        assert users == {file}
     assert not [path for _, path in modules() if any(name.split(".")[0] == "pickle" for name in imports(path))]
 
 

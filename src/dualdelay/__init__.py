@@ -22,8 +22,10 @@ from .draws import Draws
 from .drive import Interrupted
 from .errors import BadInput, DualDelayError, ReplayMismatch, RunFailed
 from .problems import PROBLEMS, Digits, LocalSteps, Logistic, Network, Quadratic, without_batchnorm
+from .ray_fleet import RayFleet
+from .recorded import replay, resume
 from .result import EarlyStop, Run
-from .run import replay, resume, simulate
+from .run import simulate, train
 from .speeds import (
     SPEEDS,
     ChangingSpeeds,
@@ -70,6 +72,7 @@ __all__ = [
     "ParetoSpeeds",
     "Problem",
     "Quadratic",
+    "RayFleet",
     "RecordedSpeeds",
     "ReplayMismatch",
     "Run",
@@ -96,6 +99,7 @@ __all__ = [
     "resume",
     "send",
     "simulate",
+    "train",
     "wake",
     "without_batchnorm",
 ]

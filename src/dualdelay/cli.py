@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from . import __version__, reports
+from . import __version__, recorded, reports
 from . import comparison as comparing
 from . import run as running
 from .config import REGISTRIES, label, parse
@@ -146,7 +146,7 @@ def resume(
     config = Folder(folder).config()
     totals = (config["updates"], config["time"]) if updates is None and time is None else (updates, time)
     with _going_on_with(f"dualdelay resume {folder}"), Watcher(folder.name, *totals) as watcher:
-        run = running.resume(folder, updates, time, watch=(watcher,))
+        run = recorded.resume(folder, updates, time, watch=(watcher,))
     _report(run, json, "resume")
 
 
@@ -157,7 +157,7 @@ def replay(
     """Recompute a finished run in its recorded order and check that every bit agrees."""
     config = Folder(folder).config()
     with Watcher(f"replay of {folder.name}", config["updates"], config["time"]) as watcher:
-        run = running.replay(folder, watch=(watcher,))
+        run = recorded.replay(folder, watch=(watcher,))
     _console(json).print(
         f"{folder}: {len(run.trace)} arrivals replayed; all {run.version} versions and the final weights are the same bits."
     )

@@ -30,7 +30,7 @@ def join(worker: int, time: float) -> Change:
 
 
 class Due(NamedTuple):
-    """What happens next; ``kind`` is arrival, wake, left, joined or rejected."""
+    """What happens next; ``kind`` is arrival, wake, left or joined, or what else a real run has put into its trace."""
 
     time: float
     kind: str
@@ -39,6 +39,7 @@ class Due(NamedTuple):
     seconds: float = 0.0
     start: float = 0.0  # when the worker begins to compute
     batches: int = 1
+    text: str = ""  # what a person should know about it
 
 
 class Clock(Protocol):
@@ -168,7 +169,8 @@ class RecordedClock:
         arrivals = zip(trace.time.tolist(), trace.worker.tolist(), trace.draw.tolist(), trace.seconds.tolist(), strict=True)
         dues = [Due(time, "arrival", worker, draw, seconds) for time, worker, draw, seconds in arrivals]
         events = [
-            (event["row"], Due(event["time"], event["kind"], event["worker"], event["draw"])) for event in trace.events
+            (event["row"], Due(event["time"], event["kind"], event["worker"], event["draw"], text=event.get("text", "")))
+            for event in trace.events
         ]
         merged = sorted([*events, *((row + 0.5, due) for row, due in enumerate(dues))], key=lambda pair: pair[0])
         self._rows, self._after = [due for _, due in merged], [*trace.after.tolist(), "beyond the last"]
@@ -191,7 +193,7 @@ class RecordedClock:
         if self._next == len(self._rows):
             return None
         due = self._rows[self._next]
-        if due.kind in ("arrival", "rejected") and (due.worker, due.draw) not in self._begun:
+        if due.kind in ("arrival", "rejected", "failed") and (due.worker, due.draw) not in self._begun:
             raise ReplayMismatch(
                 f"version {self._after[self._arrived]} differs: the record says that job number {due.draw} of worker "
                 f"{due.worker} arrived at time {due.time:g}, but the replayed server had not given it that job. Code, "

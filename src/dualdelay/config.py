@@ -12,6 +12,7 @@ from typing import Any
 from .algorithms import ALGORITHMS
 from .errors import BadInput, nearest
 from .problems import PROBLEMS
+from .ray_fleet import RayFleet
 from .speeds import SPEEDS, Link
 
 REGISTRIES: dict[str, dict[str, Any]] = {
@@ -19,6 +20,7 @@ REGISTRIES: dict[str, dict[str, Any]] = {
     "problem": PROBLEMS,
     "speeds": SPEEDS,
     "link": {"link": Link},
+    "fleet": {"ray": RayFleet},
 }
 
 
@@ -45,8 +47,8 @@ def build(kind: str, name: str, values: Mapping[str, Any]) -> Any:
         raise BadInput(f"{name} cannot be made from {dict(values)}: {error}") from None
 
 
-def parse(kind: str, text: str, **defaults: Any) -> Any:
-    """Make what a text such as ``dude[lr=0.05]`` names; ``defaults`` fill in what it has and the text leaves out."""
+def call(text: str) -> tuple[str, dict[str, Any]]:
+    """The name and the settings of a text such as ``dude[lr=0.05]``."""
     name, bracket, rest = text.strip().partition("[")
     if bracket and not rest.endswith("]"):
         raise BadInput(f"{text!r} has an open bracket; expected {name}[parameter=value,...].")
@@ -58,6 +60,12 @@ def parse(kind: str, text: str, **defaults: Any) -> Any:
         if key.strip() in values:
             raise BadInput(f"{text!r} gives {key.strip()} twice; give it once.")
         values[key.strip()] = _value(value.strip())
+    return name, values
+
+
+def parse(kind: str, text: str, **defaults: Any) -> Any:
+    """Make what a text such as ``dude[lr=0.05]`` names; ``defaults`` fill in what it has and the text leaves out."""
+    name, values = call(text)
     if name in REGISTRIES[kind]:
         known = parameters(REGISTRIES[kind][name])
         values = {key: value for key, value in defaults.items() if key in known} | values
@@ -95,7 +103,7 @@ def _value(text: str) -> Any:
 def settings(thing: Any) -> dict[str, Any]:
     """What builds a thing again, by parameter; {} if it cannot say."""
     if dataclasses.is_dataclass(thing):
-        return {f.name: getattr(thing, f.name) for f in dataclasses.fields(thing) if f.init}
+        return {f.name: getattr(thing, f.name) for f in dataclasses.fields(thing) if f.init and f.repr}
     return dict(getattr(thing, "settings", {}))
 
 
@@ -120,6 +128,8 @@ def _plain(value: Any) -> Any:
         return description
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if hasattr(value, "tolist"):

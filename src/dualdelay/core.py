@@ -122,6 +122,8 @@ class Problem(ABC):
 
     workers: int
     seed: int
+    measures: bool = False
+    """Whether each worker can measure its own part of F, so that no process needs all the data."""
 
     @abstractmethod
     def start(self, seed: int) -> Tensor:
@@ -134,6 +136,14 @@ class Problem(ABC):
     @abstractmethod
     def evaluate(self, x: Tensor) -> dict[str, float]:
         """Numbers about x: objective, pooled_loss, accuracy and gradient_norm; nan where there is none."""
+
+    def measure(self, x: Tensor, worker: int) -> dict[str, Any]:
+        """What one worker finds about x on its own data, as plain numbers and tensors for ``combine``."""
+        raise BadInput(f"{type(self).__name__} is evaluated as a whole, not worker by worker; call 'evaluate'.")
+
+    def combine(self, x: Tensor, parts: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
+        """The numbers of ``evaluate`` from what some of the workers measured, with the mean over those as F."""
+        raise BadInput(f"{type(self).__name__} is evaluated as a whole, not worker by worker; call 'evaluate'.")
 
     def batches(self, worker: int) -> int:
         """What one job costs, in minibatches."""

@@ -16,6 +16,7 @@ from .core import Arrival
 from .errors import BadInput, RunFailed, require_positive, require_whole
 from .folder import Folder, config_digest
 from .loop import Loop
+from .monitor import Logger, Monitor
 from .result import EarlyStop, Run, plain
 from .state import AggregateState, State
 from .trace import Table
@@ -90,8 +91,10 @@ def drive(
     resumed: bool = False,
     notes: tuple[str, ...] = (),
     ended: str = "",
+    log: Sequence[Logger] = (),
 ) -> Run:
     """Advance a loop to its end, saving on the way; ``ended`` says why if it is there already."""
+    monitor = Monitor(log) if log else None
     updates, limit, every = config["updates"], config["time"], config["checkpoint_every"]
     share = _share(loop, updates, limit)
     rows_saved, moment_saved, judged = len(loop.recorder), loop.moment if resumed else -1, 0
@@ -111,28 +114,30 @@ def drive(
 
     with using_threads(config["threads"]), _ctrl_c(folder is not None) as interrupted:
         while not ended:
-            due = loop.clock.peek()
-            if good_enough():
-                ended = "stop"
-            elif updates is not None and loop.state.version >= updates:
-                ended = "updates"
-            elif due is None:
-                raise RunFailed("nothing is in flight and nothing is due: the algorithm gave nobody anything to do.")
-            elif limit is not None and due.time > limit:
-                loop.evaluate_before(math.nextafter(limit, math.inf))
-                ended = "stop" if good_enough() else "time"
-            elif loop.evaluate_before(due.time) and good_enough():
-                ended = "stop"
-            else:
-                before = loop.state.version
-                try:
+            before = loop.state.version
+            try:
+                if good_enough():
+                    ended = "stop"
+                elif updates is not None and loop.state.version >= updates:
+                    ended = "updates"
+                elif (due := loop.fleet.peek()) is None:
+                    raise RunFailed("nothing is in flight and nothing is due: the algorithm gave nobody anything to do.")
+                elif limit is not None and due.time > limit:
+                    loop.evaluate_before(math.nextafter(limit, math.inf))
+                    ended = "stop" if good_enough() else "time"
+                elif loop.evaluate_before(due.time) and good_enough():
+                    ended = "stop"
+                else:
                     arrival = loop.advance()
-                except RunFailed:
-                    save()
-                    raise
+            except RunFailed:
+                save()
+                raise
+            if not ended:
                 if arrival is not None:
                     for function in watch:
                         function(loop.state, arrival)
+                if monitor is not None:
+                    monitor(loop, arrival)
                 if every is None and share != _share(loop, updates, limit):
                     share = _share(loop, updates, limit)
                     save()
@@ -143,11 +148,13 @@ def drive(
                     assert folder is not None
                     raise Interrupted(f"saved after {loop.state.version} updates in {folder.path}; dd.resume goes on")
         save()
-        now = limit if ended == "time" else max(loop.now, loop.rows[-1]["time"])
+        now = limit if ended == "time" else max([loop.now, *(row["time"] for row in loop.rows[-1:])])
         run = ended_run(loop, _with_end(loop, now), now, ended, None if folder is None else folder.path, notes)
         if folder is not None:
             result = {**plain(run.summary()), "moment": loop.moment, "config": config_digest(config)}
             folder.finish(run.trace, run.metrics, run.state_dict(), result)
+        if monitor is not None:
+            monitor.tell(loop)
         if interrupted[0]:
             raise Interrupted(f"finished and saved after {loop.state.version} updates")
     return run
@@ -160,6 +167,11 @@ def _share(loop: Loop, updates: int | None, limit: float | None) -> int:
 
 def _with_end(loop: Loop, now: float) -> Table:
     """The evaluations with one at the end, on schedule or not; it is no part of a checkpoint, lest a longer run have it."""
+    if loop.fleet.measures:
+        loop.look(now)
+        while loop.fleet.settle():
+            loop.measured()
+        return loop.table
     rows, last = loop.rows, loop.rows[-1]
     if last["version"] == loop.state.version and math.isclose(last["time"], now, rel_tol=1e-12):
         loop.rows = [*rows[:-1], {**last, "time": now}]
@@ -172,5 +184,5 @@ def _with_end(loop: Loop, now: float) -> Table:
 def ended_run(loop: Loop, table: Table, now: float, ended: str, path: Path | None, notes: tuple[str, ...] = ()) -> Run:
     """What a loop has come to, with the audit of its sum."""
     state = loop.state
-    error = state.error(loop.fleet.held) if isinstance(state, AggregateState) else None
+    error = state.error(loop.fleet.held()) if isinstance(state, AggregateState) else None
     return Run(loop.algorithm, loop.problem, state, loop.recorder.trace(), table, now, ended, error, path, notes)

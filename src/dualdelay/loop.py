@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from .clocks import Clock, Due
+from .clocks import Due
 from .core import Algorithm, Arrival, Orders, Problem
 from .draws import Draws
 from .errors import BadInput, DualDelayError, RunFailed
-from .fleets import LocalFleet
-from .state import State, checksum, is_finite
+from .evaluation import Evaluation, Metric, Schedule
+from .fleet import Fleet
+from .state import AggregateState, State, Stepper, checksum, is_finite
 from .trace import Recorder, Table
 
-Metric = Callable[[Any], float]
-
-NAMES = ("time", "version", "objective", "pooled_loss", "accuracy", "gradient_norm")
 _IN_A_ROW = 10  # rejected values from one worker before the run gives up
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """When the model is evaluated, off the clock: after every so many updates, and at every so many simulated seconds."""
-
-    updates: int | None = None
-    seconds: float | None = None
+_OF_JOBS = ("arrival", "rejected", "failed", "wake")
 
 
 class Loop:
@@ -39,32 +28,32 @@ class Loop:
         self,
         algorithm: Algorithm[Any],
         problem: Problem,
-        clock: Clock,
+        fleet: Fleet,
         x: Tensor,
         *,
         seed: int = 0,
         schedule: Schedule | None = None,
         metrics: Mapping[str, Metric] | None = None,
         bad: str = "retry",
+        optimizer: Stepper | None = None,
     ) -> None:
-        self.algorithm, self.problem, self.clock = algorithm, problem, clock
+        self.algorithm, self.problem, self.fleet = algorithm, problem, fleet
         self.state: State = algorithm.init(x, problem.workers, Draws(seed, "server"))
-        self.fleet = LocalFleet(problem, clock, algorithm.message)
+        self.state.optimizer = optimizer
         self.recorder = Recorder()
         self.rows: list[dict[str, float]] = []
         self.now = 0.0  # the time of what happened last
-        self._schedule, self._metrics, self._bad = schedule, dict(metrics or {}), bad
-        taken = sorted(set(self._metrics) & set(NAMES))
-        if taken:
-            raise BadInput(f"metrics has {taken}, which are columns already; choose other names.")
+        self._schedule, self._bad = schedule, bad
+        self._evaluation = Evaluation(problem, metrics)
         self._ticks = 0  # evaluations by simulated time so far
         self._streaks: dict[int, int] = {}  # rejected values in a row, by worker
         self._checksum = (-1, 0)  # of the newest version seen
+        self._looked_at = -1  # the version evaluated last
 
     @property
     def table(self) -> Table:
         """The evaluations so far."""
-        return Table.of(self.rows, self.rows[0] if self.rows else (*NAMES, *self._metrics))
+        return Table.of(self.rows, self.rows[0] if self.rows else self._evaluation.names)
 
     @property
     def moment(self) -> int:
@@ -73,54 +62,53 @@ class Loop:
 
     def begin(self) -> None:
         """Evaluate the start and give out the first jobs."""
+        self.fleet.begin()
         if self._schedule is not None:
-            self.rows.append(self.evaluate(0.0))
-            if not math.isfinite(self.rows[0]["objective"]):
-                raise BadInput(
-                    f"the objective at the start is {self.rows[0]['objective']}; expected a finite number. Look at the "
-                    "data, the loss and the initial weights."
-                )
-        self.fleet.carry_out(self.algorithm.first(self.state), self.state.version, self.state.x)
+            self.look(0.0)
+        self._carry_out(self.algorithm.first(self.state))
+
+    def look(self, time: float) -> None:
+        """Evaluate the current model: now, or in a fleet whose workers do it, as soon as they have."""
+        if not self.fleet.measures:
+            self.rows.append(self.evaluate(time))
+        elif self._looked_at != self.state.version:
+            self.fleet.measure(time, self.state.version, self.state.weights)
+        self._looked_at = self.state.version
 
     def evaluate(self, time: float) -> dict[str, float]:
         """A row of metrics about the current model."""
         if self.rows and self.rows[-1]["version"] == self.state.version:
             return {**self.rows[-1], "time": time}
-        x = self.state.x
-        row = {**dict.fromkeys(NAMES, math.nan), "time": time, "version": self.state.version, **self.problem.evaluate(x)}
-        if self._metrics:
-            model = self.problem.model(x)
-            with torch.no_grad():
-                row |= {name: self._number(name, metric(model)) for name, metric in self._metrics.items()}
-        return row
+        return self._evaluation.row(time, self.state.version, self.state.x, self.problem.evaluate(self.state.x))
 
-    @staticmethod
-    def _number(name: str, value: Any) -> float:
-        try:
-            return float(value)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise BadInput(f"metric {name!r} gave {value!r}; expected one number ({error}).") from None
+    def measured(self) -> None:
+        """Take what the workers have found out about a model."""
+        time, version, x, parts = self.fleet.measured()
+        self.rows.append(self._evaluation.row(time, version, x, self.problem.combine(x, parts)))
+        self.rows.sort(key=lambda row: row["time"])  # a crash may have kept an older one back
 
     def evaluate_before(self, time: float) -> bool:
         """Evaluate at the scheduled moments that lie before ``time``: nothing more can arrive by then. Was there any?"""
         seconds, before = self._schedule.seconds if self._schedule else None, self._ticks
         while seconds is not None and (self._ticks + 1) * seconds < time:
             self._ticks += 1
-            self.rows.append(self.evaluate(self._ticks * seconds))
+            self.look(self._ticks * seconds)
         return self._ticks > before
 
     def advance(self) -> Arrival | None:
         """Go to what happens next; returns the arrival if one was absorbed."""
-        due, s = self.clock.peek(), self.state
+        due, s = self.fleet.peek(), self.state
         assert due is not None, "nothing is due"
-        a = self._compute(due) if due.kind not in ("left", "joined") else None
-        self.clock.pop()
+        a = self._compute(due) if due.kind in _OF_JOBS else None
+        self.fleet.pop()
         before, arrival, self.now = s.version, None, due.time
         if a is None:
             orders = self._change(due)
         elif a.job is None:
             orders = self._step(a)
             self.recorder.event("wake", a.time, s.version)
+        elif due.kind == "failed":
+            orders = self._again(a, due)
         elif a.value.shape != s.weights.shape or a.value.dtype != s.weights.dtype or not is_finite(a.value):
             orders = self._reject(a)
         else:
@@ -129,11 +117,15 @@ class Loop:
             self._streaks.pop(a.worker, None)
             self.recorder.arrival(a, s.version, self._fingerprint())
         if orders:
-            self.fleet.carry_out(orders, s.version, s.x)
+            self._carry_out(orders)
         every = self._schedule.updates if self._schedule else None
         if every is not None and s.version != before and s.version % every == 0:
-            self.rows.append(self.evaluate(due.time))
+            self.look(due.time)
         return arrival
+
+    def _carry_out(self, orders: Orders) -> None:
+        s = self.state
+        self.fleet.carry_out(orders, s.version, s.weights if self.fleet.copies else s.x)
 
     def _step(self, a: Arrival) -> Orders:
         s, before, weights, mark = self.state, self.state.version, self.state.weights, self.state.weights._version
@@ -153,15 +145,42 @@ class Loop:
             raise RunFailed(f"worker {due.worker} could not compute its job number {due.draw}: {error}") from error
 
     def _change(self, due: Due) -> Orders:
-        s, before = self.state, self.state.version
+        """Something other than a job's end: who is there and what they remember."""
+        s, before, orders = self.state, self.state.version, Orders()
+        if due.kind == "idle":
+            return orders
+        if due.kind == "evaluated":
+            self.measured()
+            return orders
         if due.kind == "left":
+            if type(self.algorithm).leave is Algorithm.leave:  # what is saved still has its job, so it can be resumed
+                raise RunFailed(
+                    f"worker {due.worker} is gone ({due.text}), and {type(self.algorithm).__name__} would wait for it. "
+                    "Resume when it is back, or use a method that lets workers go (dude, vanilla)."
+                )
             held = self.fleet.depart(due.worker)
             kept = () if held is None else (held,)
             orders = self.algorithm.leave(s, due.worker, *kept)
-        else:
+        elif due.kind == "joined":
             orders = self.algorithm.join(s, due.worker)
-        self.recorder.event(due.kind, due.time, s.version, due.worker, version=before)
+        elif due.kind == "lost":
+            self.fleet.forget(due.worker)
+        elif due.kind == "restored":
+            if not isinstance(s, AggregateState):
+                raise RunFailed(
+                    f"worker {due.worker} lost what it kept, and {type(self.algorithm).__name__} has no sum to rebuild it "
+                    "from; use one that has (dude)."
+                )
+            self.fleet.restore(due.worker, s.rest(self.fleet.held()))
+        self.recorder.event(due.kind, due.time, s.version, due.worker, version=before, text=due.text)
         return orders
+
+    def _again(self, a: Arrival, due: Due) -> Orders:
+        """A job came to nothing at its worker, which does it again with another draw."""
+        assert a.job is not None
+        self.recorder.event(due.kind, a.time, self.state.version, *a.job, text=due.text)
+        self.fleet.retry(a)
+        return []
 
     def _reject(self, a: Arrival) -> Orders:
         """Count a value that is no gradient; its worker does the job again and is late, nothing else."""
@@ -187,12 +206,14 @@ class Loop:
 
     def save(self) -> dict[str, Any]:
         """Everything needed to go on later, as plain values and tensors."""
-        state = {f.name: getattr(self.state, f.name) for f in fields(self.state)}
+        state = {f.name: getattr(self.state, f.name) for f in fields(self.state) if f.name != "optimizer"}
+        optimizer = self.state.optimizer
         return {
             "arrivals": len(self.recorder),
             "moment": self.moment,
             "now": self.now,
             "state": {name: value for name, value in state.items() if not isinstance(value, Draws)},
+            "optimizer": None if optimizer is None else optimizer.save(),
             "fleet": self.fleet.save(),
             "events": self.recorder.events,
             "metrics": self.rows,
@@ -204,6 +225,8 @@ class Loop:
         """Go on from what was saved, with the trace's rows up to there."""
         for name, value in saved["state"].items():
             setattr(self.state, name, value)
+        if self.state.optimizer is not None:
+            self.state.optimizer.load(saved["optimizer"])
         self.fleet.load(saved["fleet"])
         self.recorder.extend(rows)
         self.recorder.events = saved["events"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +21,19 @@ def blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     return zip(*(torch.split(tensor.view(-1), BLOCK) for tensor in tensors), strict=True)
 
 
+class Stepper(Protocol):
+    """What moves the weights instead of plain SGD; ``optimizer.Optimizer`` is one."""
+
+    def step(self, weights: Tensor, gradient: Tensor, lr: float) -> Tensor:
+        """The moved weights; both tensors may be written to."""
+
+    def save(self) -> dict[str, Any]:
+        """Everything needed to go on later, as plain values and tensors."""
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Go on from what was saved."""
+
+
 @dataclass(kw_only=True)
 class State:
     """What the server knows; algorithms extend it. A tensor read from ``x`` keeps its values for good."""
@@ -29,6 +42,7 @@ class State:
     n: int  # workers that count
     version: int = 0
     lent: bool = True  # somebody may hold weights, so the next descent makes new ones
+    optimizer: Stepper | None = None  # momentum, Adam, schedules; without one the step is plain SGD
 
     @property
     def x(self) -> Tensor:
@@ -36,15 +50,27 @@ class State:
         self.lent = True
         return self.weights
 
-    def descend(self, direction: Tensor, lr: float) -> None:
-        """x <- x - lr * direction, and the version goes up by one."""
+    def descend(self, direction: Tensor, lr: float, over: float = 1) -> None:
+        """x <- x - lr * direction / over, and the version goes up by one; an optimizer takes direction / over as gradient.
+
+        Divide by ``over`` and not the step size: to Adam a sum of n gradients with lr / n is not their mean with lr.
+        """
+        if self.optimizer is not None:
+            gradient = torch.empty_like(self.weights)  # of its own: optimisers may write into it
+            for out, part in blocks(gradient, direction):
+                torch.div(part, over, out=out)
+            self.weights = self.optimizer.step(self.weights.clone() if self.lent else self.weights, gradient, lr)
+            self.lent = False
+            self.version += 1
+            return
+        alpha = -(lr / over)
         if self.lent and direction.numel() <= BLOCK:
             same = direction.dtype == self.weights.dtype  # a conversion to the same type is a call all the same
-            self.weights = torch.add(self.weights, direction if same else direction.to(self.weights.dtype), alpha=-lr)
+            self.weights = torch.add(self.weights, direction if same else direction.to(self.weights.dtype), alpha=alpha)
         else:
             new = torch.empty_like(self.weights) if self.lent else self.weights
             for out, x, part in blocks(new, self.weights, direction):
-                torch.add(x, part.to(x.dtype), alpha=-lr, out=out)
+                torch.add(x, part.to(x.dtype), alpha=alpha, out=out)
             self.weights = new
         self.lent = False
         self.version += 1
@@ -96,6 +122,13 @@ class AggregateState(State):
             self.table[worker] = torch.zeros_like(self.weights)
         elif held is not None:
             self.total -= held
+
+    def rest(self, held: Mapping[int, Tensor]) -> Tensor:
+        """What the sum holds beyond these gradients: what a worker whose memory is lost must have sent."""
+        rest = self.total.clone()
+        for worker in sorted(held):
+            rest -= held[worker]
+        return rest
 
     def error(self, held: Mapping[int, Tensor]) -> float:
         """||sum - sum_i G_i|| / sum_i ||G_i||, against the table or what the workers hold.

@@ -56,14 +56,15 @@ class Table:
 ARRIVAL_COLUMNS = ("time", "seconds", "worker", "draw", "version", "after", "loss", "fingerprint")
 _ROW = Struct("=ddqqqqdq")
 _KINDS = np.dtype(list(zip(ARRIVAL_COLUMNS, ("f8", "f8", "i8", "i8", "i8", "i8", "f8", "i8"), strict=True)))
-_EVENTS = ("kind", "row", "time", "worker", "draw", "version", "after")
+_EVENTS = ("kind", "row", "time", "worker", "draw", "version", "after", "text")
 
 
 class Trace(Table):
     """One row per absorbed arrival.
 
     ``version`` is the model the gradient was taken at, ``after`` the server's version once it was absorbed. What is no
-    arrival (rejected, left, joined, wake) stands in ``events``, where ``row`` says how many arrivals came before it.
+    arrival stands in ``events``, where ``row`` says how many arrivals came before it: rejected, left, joined, wake, and
+    for real workers failed, crashed, restored, frozen, thawed and late.
     """
 
     def __init__(self, columns: Mapping[str, Column], events: list[dict[str, Any]]) -> None:
@@ -86,10 +87,11 @@ class Recorder:
         assert a.job is not None
         self._rows += _ROW.pack(a.time, a.seconds, *a.job, after, a.loss, fingerprint)
 
-    def event(self, kind: str, time: float, after: int, worker: int = -1, draw: int = -1, version: int = -1) -> None:
+    def event(
+        self, kind: str, time: float, after: int, worker: int = -1, draw: int = -1, version: int = -1, text: str = ""
+    ) -> None:
         """Write down something that is no arrival."""
-        row = dict(zip(_EVENTS, (kind, len(self), time, worker, draw, version, after), strict=True))
-        self.events.append(row)
+        self.events.append(dict(zip(_EVENTS, (kind, len(self), time, worker, draw, version, after, text), strict=True)))
 
     def rows(self, start: int = 0) -> dict[str, Column]:
         """A copy of the rows from ``start`` on."""

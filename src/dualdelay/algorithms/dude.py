@@ -56,7 +56,7 @@ class DuDe(Algorithm[DuDeState]):
     def _update(self, s: DuDeState) -> Orders:
         if s.missing or len(s.waiting) < min(self.wait_for, s.n):
             return []
-        s.descend(s.total, self.lr / s.n)  # w <- w - eta g~
+        s.descend(s.total, self.lr, over=s.n)  # w <- w - eta g~
         ready, s.waiting = s.waiting, []
         return [send(worker) for worker in ready]
 

@@ -53,7 +53,7 @@ class FedBuff(Algorithm[FedBuffState]):
         full = len(s.waiting) == self.buffer
         ready = s.waiting if self.wait and full else [] if self.wait else [a.worker]
         if full:
-            s.descend(s.total, self.lr / self.buffer)  # divided by the buffer's size, not by the sum of weights
+            s.descend(s.total, self.lr, over=self.buffer)  # divided by the buffer's size, not by the sum of weights
             s.total.zero_()
             s.waiting = []
         return [send(worker) for worker in ready]

@@ -45,7 +45,7 @@ class MIFA(Algorithm[MIFAState]):
         s.expected -= 1
         if s.expected:
             return []
-        s.descend(s.total, self.lr / s.n)
+        s.descend(s.total, self.lr, over=s.n)
         s.expected = s.n if self.active is None else self.active
         available = sorted(s.rng.permutation(s.n, s.version)[: s.expected].tolist())
         return [send(worker) for worker in available]

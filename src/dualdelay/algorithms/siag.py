@@ -31,6 +31,6 @@ class SIAG(Algorithm[SIAGState]):
         s.expected -= 1
         if s.expected:
             return []
-        s.descend(s.total, self.lr / s.n)
+        s.descend(s.total, self.lr, over=s.n)
         s.expected = 1
         return [send((s.version - 1) % s.n)]

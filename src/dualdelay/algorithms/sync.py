@@ -31,7 +31,7 @@ class SyncSGD(Algorithm[SyncState]):
         s.count += 1
         if s.count < s.n:
             return []
-        s.descend(s.total, self.lr / s.n)
+        s.descend(s.total, self.lr, over=s.n)
         s.total.zero_()
         s.count = 0
         return self.first(s)

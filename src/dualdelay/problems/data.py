@@ -1,8 +1,9 @@
-"""What every problem with data shares: shards, the names of minibatches, and the objective's weights."""
+"""What every problem with data shares: shards, the names of minibatches, and the means of losses."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from ..draws import Draws
-from ..errors import BadInput, require_one_of, require_whole
+from ..errors import BadInput, require_whole
 
 _AHEAD = 32  # minibatches of a worker that are named together: one by one their names cost as much as a small gradient
 _MOST_AHEAD = 1024  # workers for which that is kept
@@ -38,6 +39,13 @@ class Shard:
         self.size = len(pair[0]) if pair else len(data)
         if self.size == 0:
             raise BadInput(f"{name} is empty; give every worker at least one sample, or leave that worker out.")
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        if self._pair is not None:  # a pickled view would bring along all the data that it is a view of
+            whole = [part.untyped_storage().nbytes() == part.nbytes for part in self._pair]
+            state["_pair"] = tuple(p if w else p.detach().clone() for p, w in zip(self._pair, whole, strict=True))
+        return state
 
     def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """These samples as tensors."""
@@ -65,32 +73,32 @@ class Shard:
 
 
 class Minibatches:
-    """Which samples make up each job, and how much each worker's function counts."""
+    """Which samples make up each job."""
 
-    def __init__(
-        self, sizes: Sequence[int], batch_size: int | Sequence[int], seed: int, replacement: bool, weights: str
-    ) -> None:
-        require_one_of("weights", weights, ("equal", "samples"))
-        batches = [batch_size] * len(sizes) if isinstance(batch_size, int) else list(batch_size)
-        if len(batches) != len(sizes):
-            raise BadInput(f"batch_size has {len(batches)} numbers; expected one, or {len(sizes)}, one for each worker.")
-        for worker, (size, batch) in enumerate(zip(sizes, batches, strict=True)):
+    def __init__(self, workers: int, batch_size: int | Sequence[int], seed: int, replacement: bool) -> None:
+        self._batches = [batch_size] * workers if isinstance(batch_size, int) else list(batch_size)
+        if len(self._batches) != workers:
+            raise BadInput(f"batch_size has {len(self._batches)} numbers; expected one, or {workers}, one for each worker.")
+        for worker, batch in enumerate(self._batches):
             require_whole(f"batch_size of worker {worker}", batch, 1)
-            if batch > size and not replacement:
-                raise BadInput(
-                    f"worker {worker} has {size} samples, fewer than its batch of {batch}, and replacement=False; "
-                    "take a smaller batch or draw with replacement."
-                )
-        self.sizes, self._batches, self._replacement = list(sizes), batches, replacement
-        self._draws = Draws(seed, "minibatch")
+        self._replacement, self._draws = replacement, Draws(seed, "minibatch")
         self._ahead: dict[int, tuple[int, tuple[Tensor, ...]]] = {}  # by worker: a block of draws, hashed in one call
-        self.scales = [1.0] * len(sizes)  # each F_i's factor in F = (1/n) sum_i scale_i F_i
-        if weights == "samples":
-            self.scales = [len(sizes) * size / sum(sizes) for size in sizes]
 
-    def rows(self, worker: int, draw: int) -> Tensor:
-        """The samples of a job, as positions in the worker's own data; not to be written to."""
-        size, batch = self.sizes[worker], self._batches[worker]
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_ahead": {}}
+
+    def require_enough(self, worker: int, size: int, name: str) -> None:
+        """Refuse data from which the worker's batch cannot be drawn."""
+        batch = self._batches[worker]
+        if batch > size and not self._replacement:
+            raise BadInput(
+                f"{name} has {size} samples, fewer than its batch of {batch}, and replacement=False; "
+                "take a smaller batch or draw with replacement."
+            )
+
+    def rows(self, worker: int, draw: int, size: int) -> Tensor:
+        """The samples of a job, as positions in the worker's own ``size`` samples; not to be written to."""
+        batch = self._batches[worker]
         if not self._replacement:
             return torch.from_numpy(self._draws.permutation(size, worker, draw)[:batch])
         block, row = divmod(draw, _AHEAD)
@@ -103,11 +111,12 @@ class Minibatches:
             self._ahead[worker] = known
         return known[1][row]
 
-    def objectives(self, losses: Sequence[float]) -> dict[str, float]:
-        """The two means of the workers' losses: F, and the loss over all samples pooled."""
-        objective = sum(scale * loss for scale, loss in zip(self.scales, losses, strict=True)) / len(losses)
-        pooled = sum(size * loss for size, loss in zip(self.sizes, losses, strict=True)) / sum(self.sizes)
-        return {"objective": objective, "pooled_loss": pooled}
+
+def objectives(losses: Sequence[float], sizes: Sequence[int], scales: Sequence[float]) -> dict[str, float]:
+    """The two means of the workers' losses, nan of none: F = (1/n) sum_i scale_i F_i, and that over all samples pooled."""
+    objective = sum(scale * loss for scale, loss in zip(scales, losses, strict=True)) / (len(losses) or math.nan)
+    pooled = sum(size * loss for size, loss in zip(sizes, losses, strict=True)) / (sum(sizes) or math.nan)
+    return {"objective": objective, "pooled_loss": pooled}
 
 
 def digest(*parts: Any) -> Any:

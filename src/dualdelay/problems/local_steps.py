@@ -30,7 +30,7 @@ class LocalSteps(Problem):
         require_whole("k", k, 1)
         require_positive("lr", lr)
         self.problem, self.k, self.lr = problem, k, lr
-        self.workers, self.seed = problem.workers, problem.seed
+        self.workers, self.seed, self.measures = problem.workers, problem.seed, problem.measures
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -59,6 +59,12 @@ class LocalSteps(Problem):
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
         return self.problem.evaluate(x)
+
+    def measure(self, x: Tensor, worker: int) -> dict[str, Any]:
+        return self.problem.measure(x, worker)
+
+    def combine(self, x: Tensor, parts: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
+        return self.problem.combine(x, parts)
 
     def model(self, x: Tensor) -> Any:
         return self.problem.model(x)

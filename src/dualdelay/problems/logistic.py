@@ -12,7 +12,7 @@ from torch.nn.functional import softplus
 from ..core import Problem
 from ..draws import Draws
 from ..errors import BadInput, require_positive, require_whole
-from .data import Minibatches, Shard, digest
+from .data import Minibatches, Shard, digest, objectives
 
 
 class Logistic(Problem):
@@ -63,7 +63,7 @@ class Logistic(Problem):
             if not bool((labels.abs() == 1).all()):
                 raise BadInput(f"shards[{worker}] has labels {sorted(set(labels.tolist()))[:5]}; expected -1 and 1 only.")
         self._pairs: list[Any] = pairs
-        self._minibatches = Minibatches([s.size for s in self._shards], batch_size, seed, True, "equal")
+        self._minibatches = Minibatches(len(pairs), batch_size, seed, replacement=True)
         self.workers, self.seed, self.reg = len(pairs), seed, float(reg)
 
     @staticmethod
@@ -84,7 +84,7 @@ class Logistic(Problem):
 
     def indices(self, worker: int, draw: int) -> Tensor:
         """The samples of a job, as positions in the worker's own data."""
-        return self._minibatches.rows(worker, draw).clone()
+        return self._minibatches.rows(worker, draw, self._shards[worker].size).clone()
 
     def _on(self, x: Tensor, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         margins = labels * (features @ x)
@@ -99,8 +99,9 @@ class Logistic(Problem):
         each = [self._on(x, *pair) for pair in self._pairs]
         norm = float(torch.stack([gradient for _, gradient in each]).mean(0).norm())
         right = sum(int(((features @ x) * labels > 0).sum()) for features, labels in self._pairs)
-        accuracy = right / sum(self._minibatches.sizes)  # on the training data: there is no other
-        means = self._minibatches.objectives([float(loss) for loss, _ in each])
+        sizes = [shard.size for shard in self._shards]
+        accuracy = right / sum(sizes)  # on the training data: there is no other
+        means = objectives([float(loss) for loss, _ in each], sizes, [1.0] * self.workers)
         return {**means, "accuracy": accuracy, "gradient_norm": norm}
 
     def smoothness(self) -> list[float]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,10 +14,12 @@ from torch._utils import _flatten_dense_tensors
 
 from ..core import Problem
 from ..draws import Draws
-from ..errors import BadInput
+from ..errors import BadInput, require_one_of
 from .batchnorm import refuse_batchnorm
-from .data import Minibatches, Shard, digest
-from .generators import seeded, watched_generators
+from .data import Minibatches, Shard, digest, objectives
+from .generators import seeded
+from .purity import refuse_impure
+from .shards import Exam, Shards, name_of
 
 Loss = Callable[[Any, Any], Tensor]
 _flatten: Any = _flatten_dense_tensors  # it has no types
@@ -28,9 +30,11 @@ class Network(Problem):
 
     model: a module, whose weights are where runs start, or a function that makes one, called under the run's seed.
     loss: a function of outputs and targets that gives the mean over a minibatch.
-    shards: each worker's data, a pair of tensors (inputs, targets) or a map-style dataset.
+    shards: each worker's data, a pair of tensors (inputs, targets) or a map-style dataset; or a function of the worker's
+        number that builds them, called at first use, in the process that computes for that worker, and under a seed.
     batch_size: samples per gradient, one number or one for each worker.
-    test: data on which accuracy is measured.
+    workers: how many; needed if ``shards`` is a function.
+    test: data on which accuracy is measured, or a function without arguments that builds them, called at first use.
     seed: names the minibatches.
     replacement: whether a minibatch is drawn with replacement, as in the paper.
     weights: whether workers count equally in F, as in the paper, or by their number of "samples".
@@ -40,13 +44,16 @@ class Network(Problem):
     Parameters with ``requires_grad=False`` stay as they are and are no part of the flat weights.
     """
 
+    measures = True
+
     def __init__(
         self,
         model: nn.Module | Callable[[], nn.Module],
         loss: Loss,
-        shards: Sequence[Any],
+        shards: Sequence[Any] | Callable[[int], Any],
         batch_size: int | Sequence[int] = 64,
         *,
+        workers: int | None = None,
         test: Any = None,
         seed: int = 0,
         replacement: bool = True,
@@ -54,31 +61,72 @@ class Network(Problem):
         stochastic: bool = False,
         full_gradient: bool = True,
     ) -> None:
-        if len(shards) == 0:
-            raise BadInput("shards is empty; expected the data of at least one worker.")
-        self._shards = [Shard(shard, f"shards[{worker}]") for worker, shard in enumerate(shards)]
-        self._test = None if test is None else Shard(test, "test")
-        self.workers, self.seed = len(shards), seed
+        require_one_of("weights", weights, ("equal", "samples"))
+        self._shards, self._exam = Shards(shards, workers), Exam(test)
+        if self._shards.function is not None and weights == "samples":
+            raise BadInput(
+                "weights='samples' needs every worker's number of samples before the first gradient, and shards is a "
+                "function that builds them later. Give the data themselves, or weights='equal'."
+            )
+        self.workers, self.seed = self._shards.workers, seed
         self._options = (batch_size, replacement, weights)
-        self._minibatches = Minibatches([s.size for s in self._shards], batch_size, seed, replacement, weights)
+        self._minibatches = Minibatches(self.workers, batch_size, seed, replacement)
+        sizes = [shard.size for shard in self._shards.kept.values()]
+        for worker, size in enumerate(sizes):
+            self._minibatches.require_enough(worker, size, f"worker {worker}")
+        self._scales = [1.0] * self.workers  # each F_i's factor in F = (1/n) sum_i scale_i F_i
+        if weights == "samples":
+            self._scales = [self.workers * size / sum(sizes) for size in sizes]
         self._loss, self._stochastic, self._full_gradient = loss, stochastic, full_gradient
         self._draws = Draws(seed, "stochastic")
         self._make = None if isinstance(model, nn.Module) else model
         self._module = copy.deepcopy(model) if isinstance(model, nn.Module) else self._made(0)
         refuse_batchnorm(self._module)
+        self._bind()
+        self._given = self._flat.clone()
+        self._module.train()
+        if self._shards.kept:
+            self._probe(0, self._shards.kept.values())
+
+    def _bind(self) -> None:
+        """Make each trainable parameter a view into one flat tensor, so that loading weights is a single copy."""
         self._parameters = [p for p in self._module.parameters() if p.requires_grad]
         kinds = sorted({str(p.dtype) for p in self._parameters})
         if len(kinds) != 1:
             raise BadInput(f"the model's trainable parameters have types {kinds}; expected at least one, all of one type.")
         self._flat = torch.cat([p.detach().reshape(-1) for p in self._parameters])
-        self._given = self._flat.clone()
         offset = 0
-        for parameter in self._parameters:  # each becomes a view, so that loading weights is a single copy
+        for parameter in self._parameters:
             size = parameter.numel()
             parameter.data = self._flat[offset : offset + size].view_as(parameter)
             offset += size
-        self._module.train()
-        self._probe()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The module goes as a copy: a pickled view would bring the whole flat tensor, and be a view no more."""
+        state = {name: value for name, value in self.__dict__.items() if name not in ("_flat", "_parameters")}
+        return {**state, "_module": copy.deepcopy(self._module)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._bind()
+
+    def _shard(self, worker: int) -> Shard:
+        return self._shards.kept.get(worker) or self._first(worker)
+
+    def _first(self, worker: int) -> Shard:
+        """Have a worker's data built and keep them, if gradients on them are pure."""
+        shard = self._shards.build(worker)
+        self._minibatches.require_enough(worker, shard.size, f"shard({worker})")
+        self._shards.kept[worker] = shard
+        try:
+            self._probe(worker, [shard])
+        except BaseException:
+            del self._shards.kept[worker]  # so that the next use is refused as well
+            raise
+        return shard
+
+    def _probe(self, worker: int, shards: Iterable[Shard]) -> None:
+        refuse_impure(self._module, lambda: self.gradient(self._given, worker, 0)[0], shards, self._stochastic)
 
     def _made(self, seed: int) -> nn.Module:
         assert self._make is not None
@@ -88,38 +136,6 @@ class Network(Problem):
             raise BadInput(f"model() gave a {type(module).__name__}; expected a torch.nn.Module.")
         return module
 
-    def _probe(self) -> None:
-        """Take gradients and refuse a model, loss or data that keeps or draws something a job's name does not fix."""
-        buffers = {name: buffer.clone() for name, buffer in self._module.named_buffers()}
-        with watched_generators() as drew:
-            first, _ = self.gradient(self._given, 0, 0)
-            with seeded(0) if self._stochastic else nullcontext():
-                for shard in self._shards:
-                    shard.touch()
-        if "torch" in drew:
-            culprits = [name for name, m in self._module.named_modules() if "Dropout" in type(m).__name__]
-            raise BadInput(
-                "the model, its loss or its data drew from torch's global generator "
-                f"({f'dropout: {culprits}' if culprits else 'no dropout layer was found'}); then a job's gradient depends "
-                "on who computed before it. Pass stochastic=True to draw by the job's name."
-            )
-        if drew:
-            raise BadInput(
-                f"the model, its loss or its data drew from the global generator of {drew[0]}; then a job's gradient "
-                "depends on who computed before it. Draw with torch instead and pass stochastic=True."
-            )
-        changed = [name for name, b in self._module.named_buffers() if not torch.equal(b, buffers[name])]
-        if changed:
-            raise BadInput(
-                f"computing a gradient changed the model's buffers {changed}: state that a worker would keep to itself. "
-                "Use layers without running statistics, for instance track_running_stats=False."
-            )
-        if not torch.equal(first.nan_to_num(), self.gradient(self._given, 0, 0)[0].nan_to_num()):
-            raise BadInput(
-                "the same job gave two different gradients: the model, its loss or its data draw or keep something of "
-                "their own. Draw with torch's global generator and pass stochastic=True, and keep nothing between calls."
-            )
-
     def start(self, seed: int) -> Tensor:
         if self._make is None:
             return self._given.clone()
@@ -127,17 +143,19 @@ class Network(Problem):
 
     def indices(self, worker: int, draw: int) -> Tensor:
         """The samples of a job, as positions in the worker's own data."""
-        return self._minibatches.rows(worker, draw).clone()
+        return self._minibatches.rows(worker, draw, self._shard(worker).size).clone()
 
     def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
+        rows = self.indices(worker, draw)
         if self._stochastic:
             with seeded(self._draws.key(worker, draw)):
-                return self._backward(x, worker, self.indices(worker, draw))
-        return self._backward(x, worker, self.indices(worker, draw))
+                return self._backward(x, worker, rows)
+        return self._backward(x, worker, rows)
 
     def _backward(self, x: Tensor, worker: int, rows: Tensor) -> tuple[Tensor, float]:
+        shard = self._shard(worker)
         self._flat.copy_(x)
-        inputs, targets = self._shards[worker].batch(rows)
+        inputs, targets = shard.batch(rows)
         loss = self._loss(self._module(inputs), targets)
         if loss.numel() != 1:
             raise BadInput(f"the loss has shape {tuple(loss.shape)}; expected one number, the mean over the minibatch.")
@@ -145,50 +163,50 @@ class Network(Problem):
         pairs = zip(parts, self._parameters, strict=True)
         filled = [torch.zeros_like(p) if g is None else g for g, p in pairs]
         gradient: Tensor = _flatten(filled)  # one call, where a cat of reshapes is one for each parameter
-        scale = self._minibatches.scales[worker]
+        scale = self._scales[worker]
         return gradient if scale == 1.0 else gradient * scale, loss.item()
 
-    def _mean(self, worker: int, x: Tensor) -> tuple[float, Tensor | None]:
-        """A worker's loss over all its data, and that loss's gradient if wanted."""
-        shard, loss, total = self._shards[worker], 0.0, torch.zeros_like(x, dtype=torch.float64)
-        for rows in shard.chunks():
-            share = len(rows) / shard.size
-            if self._full_gradient:
-                gradient, part = self._backward(x, worker, rows)
-                total += share * gradient
-            else:
-                inputs, targets = shard.batch(rows)
-                with torch.no_grad():
-                    part = self._loss(self._module(inputs), targets).item()
-            loss += share * part
-        return loss, total if self._full_gradient else None
-
-    def evaluate(self, x: Tensor) -> dict[str, float]:
+    @contextmanager
+    def _evaluating(self, x: Tensor) -> Iterator[None]:
         self._flat.copy_(x)
         self._module.eval()
         try:
             with seeded(0):
-                means = [self._mean(worker, x) for worker in range(self.workers)]
-                accuracy = self._accuracy()
+                yield
         finally:
             self._module.train()
-        gradients = [gradient for _, gradient in means if gradient is not None]
-        norm = float(torch.stack(gradients).mean(0).norm()) if gradients else math.nan
-        losses = self._minibatches.objectives([loss for loss, _ in means])
-        return {**losses, "accuracy": accuracy, "gradient_norm": norm}
 
-    def _accuracy(self) -> float:
-        """The share of test samples whose largest output is their class; nan if targets are no classes."""
-        right = 0
-        for rows in self._test.chunks() if self._test is not None else ():
-            assert self._test is not None
-            inputs, targets = self._test.batch(rows)
-            with torch.no_grad():
-                outputs = self._module(inputs)
-            if targets.is_floating_point() or outputs.ndim != targets.ndim + 1:
-                return math.nan
-            right += int((outputs.argmax(1) == targets).sum())
-        return right / self._test.size if self._test is not None else math.nan
+    def measure(self, x: Tensor, worker: int) -> dict[str, Any]:
+        """A worker's loss over all its samples, their number, and that loss's gradient if wanted, in float64."""
+        shard, loss, total = self._shard(worker), 0.0, torch.zeros_like(x, dtype=torch.float64)
+        with self._evaluating(x):
+            for rows in shard.chunks():
+                share = len(rows) / shard.size
+                if self._full_gradient:
+                    gradient, part = self._backward(x, worker, rows)
+                    total += share * gradient
+                else:
+                    inputs, targets = shard.batch(rows)
+                    with torch.no_grad():
+                        part = self._loss(self._module(inputs), targets).item()
+                loss += share * part
+        return {"loss": loss, "samples": shard.size, "gradient": total if self._full_gradient else None}
+
+    def combine(self, x: Tensor, parts: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
+        """The metrics, with F over the workers that answered; accuracy is measured here."""
+        with self._evaluating(x):
+            accuracy = self._exam.accuracy(self._module)
+        workers = sorted(parts)  # whoever answered first
+        scales = [self._scales[worker] for worker in workers]
+        factor = len(workers) / sum(scales) if 0 < len(workers) < self.workers else 1.0  # those of all have mean 1
+        losses, sizes = ([parts[worker][name] for worker in workers] for name in ("loss", "samples"))
+        gradients = [parts[worker]["gradient"] for worker in workers if parts[worker]["gradient"] is not None]
+        norm = factor * float(torch.stack(gradients).mean(0).norm()) if gradients else math.nan
+        means = objectives(losses, sizes, [factor * scale for scale in scales])
+        return {**means, "accuracy": accuracy, "gradient_norm": norm}
+
+    def evaluate(self, x: Tensor) -> dict[str, float]:
+        return self.combine(x, {worker: self.measure(x, worker) for worker in range(self.workers)})
 
     def model(self, x: Tensor) -> nn.Module:
         """The module with these weights, in evaluation mode."""
@@ -208,11 +226,12 @@ class Network(Problem):
         return torch.cat([p.detach().reshape(-1) for p in module.parameters() if p.requires_grad])
 
     def fingerprint(self) -> str:
-        loss = getattr(self._loss, "__qualname__", type(self._loss).__name__)
-        hashed = digest(repr(self._module), loss, self._options, self.seed, self._stochastic, self._full_gradient)
+        hashed = digest(
+            repr(self._module), name_of(self._loss), self._options, self.seed, self._stochastic, self._full_gradient
+        )
         with seeded(0):  # augmented samples are drawn anew each time
-            for shard in (*self._shards, *([self._test] if self._test else [])):
-                shard.digest(hashed)
+            self._shards.digest(hashed)
+            self._exam.digest(hashed)
         fixed = [p for p in self._module.parameters() if not p.requires_grad]
         for tensor in (*fixed, *self._module.buffers()):
             hashed.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
@@ -220,7 +239,9 @@ class Network(Problem):
 
     def reseeded(self, seed: int) -> Network:
         """The same data and model with other minibatches."""
-        other = copy.copy(self)
+        other = type(self).__new__(type(self))
+        other.__dict__.update(self.__dict__)  # one module and one store of data for both
         other.seed, other._draws = seed, Draws(seed, "stochastic")
-        other._minibatches = Minibatches(self._minibatches.sizes, self._options[0], seed, *self._options[1:])
+        batch_size, replacement, _ = self._options
+        other._minibatches = Minibatches(self.workers, batch_size, seed, replacement)
         return other

@@ -59,9 +59,20 @@ class Quadratic(Problem):
         if self._x.shape != (d,):
             raise BadInput(f"start has shape {tuple(self._x.shape)}; expected {d} numbers.")
         self.workers, self.seed, self.noise = n, seed, noise
+        self._draws = Draws(seed, "noise")
+        self._divide()
+
+    def _divide(self) -> None:
+        """Keep each worker's numbers at hand, as views."""
         self._centers = self._b.unbind(0)
         self._curvatures: Any = self._a.tolist() if self.scalar else self._a.unbind(0)
-        self._draws = Draws(seed, "noise")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_centers": None, "_curvatures": None}  # each pickled view would hold all of them
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._divide()
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -1,0 +1,252 @@
+"""The workers of a RayFleet as a fleet: what they remember, what is saved of them, and what happens next."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import math
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .clocks import Due
+from .core import Arrival, Job, Problem
+from .errors import RunFailed
+from .fleet import NOTHING, Fleet, Message, Model
+from .messages import Reply
+from .post import Post
+from .ray_fleet import RayFleet
+from .staff import Staff
+
+log = logging.getLogger("dualdelay")
+
+_PAUSE = 0.2  # seconds after which the server is told that nothing has happened
+
+
+class Crew(Fleet):
+    """Real workers. What a crash takes from one of them is put right before its next job goes out."""
+
+    copies = True
+
+    def __init__(self, fleet: RayFleet, problem: Problem, message: Message) -> None:
+        super().__init__(problem)
+        fleet.begin(problem.workers)
+        self.measures = problem.measures
+        self._fleet = fleet
+        self._post = Post(fleet, problem, message)
+        self._staff = Staff(fleet, self._post, problem.workers, lambda worker, draw: self._jobs[worker][draw])
+        self._head: Due | None = None  # what is dealt with next
+        self._last: Reply | None = None  # the reply that was popped
+        self._known: dict[int, Tensor] = {}  # what workers said they keep, for the change at hand
+        self._current = Model(-1, None)
+        self._wakes: list[float] = []
+        self._away: set[int] = set()  # workers that have left
+
+    def begin(self) -> None:
+        for worker, desk in enumerate(self._staff.desks):
+            if worker in self._fleet.absent:
+                desk.state = "dead"
+                self._staff.push("left", worker, text="not there at the start")
+            else:
+                self._staff.hire(worker)
+
+    def peek(self) -> Due | None:
+        until = time.monotonic() + _PAUSE
+        staff = self._staff
+        if self._head is None:
+            self._known = {}
+        while self._head is None:
+            staff.tick(self._current.version)
+            now = staff.now
+            if staff.short:
+                raise RunFailed(staff.short)
+            if self._wakes and self._wakes[0] <= now:
+                self._head = Due(heapq.heappop(self._wakes), "wake")
+            elif staff.ready:
+                if self._prepared(staff.ready[0]):
+                    self._head = staff.ready.popleft()._replace(time=now)
+            elif not self._busy():
+                return None
+            elif time.monotonic() >= until:
+                self._head = Due(now, "idle")
+            else:
+                staff.receive(max(0.0, min([until - time.monotonic(), *(wake - now for wake in self._wakes[:1])])))
+        return self._head
+
+    def _busy(self) -> bool:
+        desks = self._staff.desks
+        if self._wakes or self._staff.looks.open or any(d.state == "awaited" or (d.at_work and d.jobs) for d in desks):
+            return True
+        stuck = [worker for worker, desk in enumerate(desks) if desk.jobs]
+        if stuck:
+            raise RunFailed(f"nobody is at work: the others wait for workers {stuck}, which are frozen.")
+        return False
+
+    def _prepared(self, due: Due) -> bool:
+        """Have at hand what a change needs; if somebody's memory turns out to be lost on the way, that comes first."""
+        keeping = self._keeping()
+        if due.kind == "left":
+            keeping = [due.worker] if due.worker in keeping else []
+        elif due.kind != "restored":
+            return True
+        self._known = self._ask_held(keeping)
+        missing = [worker for worker in keeping if worker not in self._known]
+        for worker in missing:
+            desk = self._staff.desks[worker]
+            self._lose(worker)
+            if desk.at_work and not desk.blocked:
+                self._staff.crashed(worker, "it does not say what it keeps")
+        return not missing
+
+    def _lose(self, worker: int) -> None:
+        """What a worker kept is gone, and is put together from the others' before anything else happens."""
+        self._staff.ready.extendleft([Due(0.0, "restored", worker), Due(0.0, "lost", worker)])
+
+    def _keeping(self) -> list[int]:
+        """The workers whose memory is with them alone."""
+        return [worker for worker, desk in enumerate(self._staff.desks) if desk.memory == "worker"]
+
+    def _ask_held(self, workers: Iterable[int]) -> dict[int, Tensor]:
+        desks = self._staff.desks
+        held = self._post.held({worker: desks[worker].accepted for worker in workers if desks[worker].accepted >= 0})
+        return {worker: kept for worker, kept in held.items() if kept is not None}
+
+    def pop(self) -> None:
+        due, self._head = self._head, None
+        assert due is not None
+        staff = self._staff
+        if due.kind in ("arrival", "failed"):
+            self._last = staff.replies.pop(due.worker)
+        elif due.kind == "crashed" and staff.desks[due.worker].memory == "worker":
+            self._lose(due.worker)
+        elif due.kind == "crashed":
+            staff.unblock(due.worker)
+        elif due.kind in ("left", "frozen"):
+            staff.gone(due.worker, due.kind)
+        elif due.kind == "joined":
+            self._away.discard(due.worker)
+        if due.text:
+            log.warning("worker %d %s: %s", due.worker, due.kind, due.text)
+
+    def arrival(self, due: Due) -> Arrival:
+        if due.kind == "wake":
+            return Arrival(None, NOTHING, due.time, 0.0, math.nan)
+        job = Job(due.worker, due.draw, self._jobs[due.worker][due.draw].version)
+        reply = self._staff.replies[due.worker]
+        value = NOTHING if reply.error else torch.from_numpy(reply.value)
+        return Arrival(job, value, due.time, due.seconds, reply.loss)
+
+    def accept(self, a: Arrival) -> None:
+        assert a.job is not None and self._last is not None
+        desk = self._staff.desks[a.worker]
+        del self._jobs[a.worker][a.job.draw]
+        desk.crashes = desk.failures = 0
+        if self._last.request.incarnation == desk.incarnation:
+            desk.accepted = self._last.request.sequence
+        if self._last.keeps:
+            desk.memory, desk.spare = "worker", None
+        self._staff.dispatch(a.worker)
+
+    def held(self) -> dict[int, Tensor]:
+        spares = {w: desk.spare for w, desk in enumerate(self._staff.desks) if desk.spare is not None}
+        return {**(self._known or self._ask_held(self._keeping())), **spares}
+
+    def forget(self, worker: int) -> Tensor | None:
+        desk = self._staff.desks[worker]
+        held = desk.spare if desk.spare is not None else self._known.get(worker)
+        desk.memory, desk.spare = "none" if desk.memory == "none" else "lost", None
+        return held
+
+    def restore(self, worker: int, held: Tensor) -> None:
+        desk = self._staff.desks[worker]
+        desk.memory, desk.spare = "server", held
+        self._staff.unblock(worker)
+
+    def depart(self, worker: int) -> Tensor | None:
+        held = super().depart(worker)
+        self._staff.desks[worker].memory = "none"
+        self._away.add(worker)
+        return held
+
+    def _lend(self, version: int, x: Tensor) -> Model:
+        if self._current.version != version:
+            self._current = Model(version, self._post.put(x))
+        return self._current
+
+    def _weights(self, model: Model) -> Tensor:
+        return self._post.get(model.x)
+
+    def _begin(self, worker: int, draw: int, model: Model, *, sent: bool) -> None:
+        self._staff.desks[worker].queue.append(draw)
+        self._staff.dispatch(worker)
+
+    def _begin_first(self, worker: int, draw: int, model: Model) -> None:
+        self._staff.desks[worker].queue.appendleft(draw)
+        self._staff.dispatch(worker)
+
+    def _cancelled(self, worker: int) -> None:
+        self._staff.clear(worker)
+
+    def _wake(self, time: float) -> None:
+        heapq.heappush(self._wakes, time)
+
+    def measure(self, time: float, version: int, x: Tensor) -> None:
+        desks = self._staff.desks
+        there = [worker for worker, desk in enumerate(desks) if desk.at_work]
+        model = self._lend(version, x)
+        number = self._staff.looks.add(time, model, there)
+        for worker in there:
+            self._post.measure(worker, desks[worker].incarnation, number, model.x)
+
+    def measured(self) -> tuple[float, int, Tensor, Mapping[int, Mapping[str, Any]]]:
+        look = self._staff.seen.popleft()
+        return look.time, look.model.version, self._weights(look.model), look.parts
+
+    def settle(self) -> bool:
+        until = time.monotonic() + self._fleet.deadline
+        while self._staff.looks.open and not self._staff.seen and time.monotonic() < until:
+            self._staff.tick(self._current.version)
+            self._staff.receive(_PAUSE)
+        return bool(self._staff.seen)
+
+    def save(self) -> dict[str, Any]:
+        saved, desks = super().save(), self._staff.desks
+        known = {worker for worker, _ in saved["held"]}
+        due = {worker: reply.request.draw for worker, reply in self._staff.replies.items()}  # still to do
+        return {
+            **saved,
+            "now": self._staff.now,
+            "queues": [[*([due[w]] if w in due else []), *desk.jobs] for w, desk in enumerate(desks)],
+            "away": sorted(self._away),
+            "lost": [w for w, desk in enumerate(desks) if desk.memory != "none" and w not in known],
+            "wakes": self._wakes,
+            "looks": [
+                (look.time, look.model.version, self._weights(look.model)) for look in self._staff.looks.open.values()
+            ],
+        }
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Go on with new processes; those that had left by a fault are given another chance."""
+        super().load(saved)
+        staff = self._staff
+        staff.began = time.monotonic() - saved["now"]
+        self._wakes, self._away = saved["wakes"], set(saved["away"])
+        for desk, draws in zip(staff.desks, saved["queues"], strict=True):
+            desk.queue.extend(draws)
+        for worker in saved["lost"]:
+            staff.desks[worker].memory, staff.desks[worker].blocked = "lost", True
+            staff.push("lost", worker)
+            staff.push("restored", worker)
+        for worker in range(len(staff.desks)):
+            if worker not in saved["away"]:
+                staff.hire(worker)
+            elif worker not in self._fleet.absent:
+                self._fleet.join(worker)
+        for moment, version, x in saved["looks"]:
+            self.measure(moment, version, x)
+
+    def close(self) -> None:
+        self._post.close()

@@ -1,0 +1,194 @@
+"""Those who carry out the server's orders and bring its arrivals: what all fleets share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .clocks import Due
+from .core import Arrival, Job, Order, Problem
+from .errors import BadInput
+
+Message = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
+
+NOTHING = torch.empty(0)
+
+
+class Model(NamedTuple):
+    """The weights of a version: a tensor, or where a fleet keeps it."""
+
+    version: int
+    x: Any
+
+
+class Answer(NamedTuple):
+    """What a job comes to: what is sent, what the worker keeps once that is accepted, and the minibatch's loss."""
+
+    value: Tensor
+    keep: Tensor | None
+    loss: float
+
+
+def answer(problem: Problem, message: Message, x: Tensor, worker: int, draw: int, held: Tensor | None) -> Answer:
+    """Do a job. The same few lines run in a simulation, in a real worker and in a replay."""
+    gradient, loss = problem.gradient(x, worker, draw)
+    if gradient.dtype != x.dtype:
+        gradient = gradient.to(x.dtype)
+    if gradient.shape != x.shape:  # a message could hide this by broadcasting
+        return Answer(gradient, None, loss)
+    return Answer(*message(gradient, held), loss)
+
+
+class Fleet(ABC):
+    """Workers with their jobs: who was given what, at which model, and who comes next."""
+
+    copies = False  # whether a model is copied on its way out, so that the server may go on in place
+    measures = False  # whether the workers evaluate F
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._draws = [0] * problem.workers  # jobs given to each worker so far
+        self._models: dict[int, Model] = {}  # what each worker was sent last
+        self._jobs: dict[int, dict[int, Model]] = {}  # in flight, by worker and then by draw
+
+    def carry_out(self, orders: Iterable[Order], version: int, x: Tensor) -> None:
+        """Do what the server wants, in its order; ``x`` is the current model."""
+        current: Model | None = None
+        for kind, worker, time in orders:
+            if kind == "send":
+                current = current or self._lend(version, x)
+                self._models[worker] = current
+                self._begin(worker, self._next_draw(worker, current), current, sent=True)
+            elif kind == "again":
+                if worker not in self._models:
+                    raise BadInput(f"again({worker}) was ordered, but worker {worker} was never sent a model; send first.")
+                model = self._models[worker]
+                self._begin(worker, self._next_draw(worker, model), model, sent=False)
+            elif kind == "cancel":
+                self.cancel(worker)
+            else:
+                self._wake(time)
+
+    def _next_draw(self, worker: int, model: Model) -> int:
+        """Name a worker's next job, at this model."""
+        if not 0 <= worker < len(self._draws):
+            raise BadInput(f"a job was ordered for worker {worker}; expected one of 0..{len(self._draws) - 1}.")
+        draw = self._draws[worker]
+        self._draws[worker] = draw + 1
+        self._jobs.setdefault(worker, {})[draw] = model
+        return draw
+
+    def retry(self, a: Arrival) -> None:
+        """The server did not take the arrival: its sender does the job again, with another draw, at the same model."""
+        assert a.job is not None
+        model = self._jobs[a.worker].pop(a.job.draw)
+        self._begin_first(a.worker, self._next_draw(a.worker, model), model)
+
+    def cancel(self, worker: int) -> None:
+        """Drop a worker's jobs."""
+        self._jobs.pop(worker, None)
+        self._cancelled(worker)
+
+    def depart(self, worker: int) -> Tensor | None:
+        """Forget a worker that left; returns what it kept."""
+        self.cancel(worker)
+        self._models.pop(worker, None)
+        return self.forget(worker)
+
+    @property
+    def in_flight(self) -> list[Job]:
+        """The names of the jobs given and not yet arrived."""
+        return [Job(worker, draw, model.version) for worker, jobs in self._jobs.items() for draw, model in jobs.items()]
+
+    def save(self) -> dict[str, Any]:
+        """Everything needed to go on later, as plain values and tensors."""
+        in_flight = (model for jobs in self._jobs.values() for model in jobs.values())
+        models = {model.version: model for model in (*self._models.values(), *in_flight)}
+        return {
+            "draws": self._draws,
+            "weights": [(version, self._weights(model)) for version, model in models.items()],
+            "models": [[worker, model.version] for worker, model in self._models.items()],
+            "jobs": [list(job) for job in self.in_flight],
+            "held": list(self.held().items()),
+        }
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Go on from what was saved."""
+        models = {version: self._lend(version, x) for version, x in saved["weights"]}
+        self._draws = saved["draws"]
+        self._models = {worker: models[version] for worker, version in saved["models"]}
+        self._jobs = {}
+        for worker, draw, version in saved["jobs"]:
+            self._jobs.setdefault(worker, {})[draw] = models[version]
+        for worker, held in saved["held"]:
+            self.restore(worker, held)
+
+    @abstractmethod
+    def begin(self) -> None:
+        """The run begins."""
+
+    def measure(self, time: float, version: int, x: Tensor) -> None:
+        """Have the workers evaluate a model; later something ``evaluated`` is due."""
+        raise AssertionError("these workers do not evaluate")
+
+    def measured(self) -> tuple[float, int, Tensor, Mapping[int, Mapping[str, Any]]]:
+        """The evaluation that was due: its time, version and model, and what each worker found."""
+        raise AssertionError("these workers do not evaluate")
+
+    def settle(self) -> bool:
+        """Wait until an evaluation under way is complete; was there one?"""
+        return False
+
+    @abstractmethod
+    def close(self) -> None:
+        """The run has ended."""
+
+    @abstractmethod
+    def peek(self) -> Due | None:
+        """What happens next, or None if nothing ever will."""
+
+    @abstractmethod
+    def pop(self) -> None:
+        """Go there."""
+
+    @abstractmethod
+    def arrival(self, due: Due) -> Arrival:
+        """What is due, with its value; what was rejected or failed comes without. Nothing is changed yet."""
+
+    @abstractmethod
+    def accept(self, a: Arrival) -> None:
+        """The server took the arrival, so its sender may replace what it keeps."""
+
+    @abstractmethod
+    def held(self) -> dict[int, Tensor]:
+        """What each worker keeps between its messages, as of the last one that was accepted."""
+
+    @abstractmethod
+    def forget(self, worker: int) -> Tensor | None:
+        """What a worker kept is gone; returns it if it is known."""
+
+    @abstractmethod
+    def restore(self, worker: int, held: Tensor) -> None:
+        """This is what a worker keeps."""
+
+    @abstractmethod
+    def _lend(self, version: int, x: Tensor) -> Model: ...
+
+    @abstractmethod
+    def _weights(self, model: Model) -> Tensor: ...
+
+    @abstractmethod
+    def _begin(self, worker: int, draw: int, model: Model, *, sent: bool) -> None: ...
+
+    @abstractmethod
+    def _begin_first(self, worker: int, draw: int, model: Model) -> None: ...
+
+    @abstractmethod
+    def _cancelled(self, worker: int) -> None: ...
+
+    @abstractmethod
+    def _wake(self, time: float) -> None: ...

@@ -1,0 +1,64 @@
+"""What the server and its real workers say to one another."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+class Request(NamedTuple):
+    """What the server asks for: the job ``draw`` at the model ``version``.
+
+    ``sequence`` counts a worker's requests; one that comes again is the same question. ``accepted`` is the sequence number
+    of the last reply that the server took from this incarnation of the worker, or -1.
+    """
+
+    worker: int
+    incarnation: int
+    sequence: int
+    draw: int
+    version: int
+    accepted: int
+
+
+class Reply(NamedTuple):
+    """What a worker answers; ``error`` is a traceback, or empty."""
+
+    request: Request
+    value: Array
+    keeps: bool
+    loss: float
+    seconds: float
+    error: str = ""
+
+
+class Ready(NamedTuple):
+    """A worker's process is there."""
+
+    worker: int
+    incarnation: int
+    node: str
+    pid: int
+
+
+class Died(NamedTuple):
+    """A worker's process is gone."""
+
+    worker: int
+    incarnation: int
+    text: str
+
+
+class Measured(NamedTuple):
+    """A worker's part of an evaluation, or the traceback it ended with."""
+
+    worker: int
+    incarnation: int
+    evaluation: int
+    part: dict[str, Any] | str
+
+
+Notice = Reply | Ready | Died | Measured

@@ -1,0 +1,77 @@
+"""A run's vital signs, for whoever wants to see them: a live view, TensorBoard, or a function of the user's own."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from .core import Arrival
+from .loop import Loop
+from .state import AggregateState
+
+Logger = Callable[[int, Mapping[str, float]], None]
+"""Called with the server's version and named numbers, about once a second and at the end."""
+
+
+class Monitor:
+    """Counts what arrives and tells the loggers."""
+
+    def __init__(self, loggers: Sequence[Logger], every: float = 1.0) -> None:
+        self._loggers, self._every = loggers, every
+        self._told = time.perf_counter()
+        self._version = 0  # when they were told last
+        self._arrived: Counter[int] = Counter()  # by worker, since then
+        self._loss: dict[int, float] = {}  # of each worker's last minibatch
+        self._delay: dict[int, int] = {}  # of each worker's last arrival
+        self._taken: dict[int, int] = {}  # the version of each worker's last gradient
+        self._new: list[tuple[int, int]] = []  # worker and version of gradients that no update has used yet
+        self._tau_max = 0
+        self._before = 0
+
+    def __call__(self, loop: Loop, arrival: Arrival | None) -> None:
+        """Look at a run after something has happened."""
+        version = loop.state.version
+        if arrival is not None and arrival.job is not None:
+            worker, _, taken = arrival.job
+            if worker in self._taken and isinstance(loop.state, AggregateState):
+                self._tau_max = max(self._tau_max, self._before - self._taken[worker])  # in use until now
+            self._taken[worker] = taken
+            self._new.append((worker, taken))
+            self._arrived[worker] += 1
+            self._loss[worker] = arrival.loss
+            self._delay[worker] = self._before + 1 - taken
+        if version > self._before:
+            self._tau_max = max([self._tau_max, *(version - taken for _, taken in self._new)])
+            self._new, self._before = [], version
+        if time.perf_counter() - self._told >= self._every:
+            self.tell(loop)
+
+    def tell(self, loop: Loop) -> None:
+        """Tell the loggers how the run stands."""
+        now, version = time.perf_counter(), loop.state.version
+        seconds = max(now - self._told, 1e-9)
+        if isinstance(loop.state, AggregateState):
+            unused = {worker for worker, _ in self._new}
+            in_use = (taken for worker, taken in self._taken.items() if worker not in unused)
+            self._tau_max = max([self._tau_max, *(version - taken for taken in in_use)])
+        values = {
+            "time": loop.now,
+            "updates_per_second": (version - self._version) / seconds,
+            "loss": sum(self._loss.values()) / len(self._loss) if self._loss else math.nan,
+            "tau_max": float(self._tau_max),
+        }
+        for row in loop.rows[-1:]:
+            values |= {name: row[name] for name in row if name not in ("time", "version")}
+        faults = Counter((event["kind"], event["worker"]) for event in loop.recorder.events)
+        for kind in ("crashed", "failed", "rejected", "left", "frozen", "joined", "late"):
+            values[f"faults/{kind}"] = float(sum(count for (name, _), count in faults.items() if name == kind))
+        for worker in range(loop.problem.workers):
+            values[f"worker/{worker}/rate"] = self._arrived[worker] / seconds
+            values[f"worker/{worker}/delay"] = float(self._delay.get(worker, 0))
+            values[f"worker/{worker}/crashes"] = float(faults["crashed", worker])
+        self._told, self._version = now, version
+        self._arrived.clear()
+        for logger in self._loggers:
+            logger(version, values)

@@ -1,0 +1,46 @@
+"""A job's gradient is a function of its name: what would make it depend on who computed before is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import BadInput
+from .data import Shard
+from .generators import seeded, watched_generators
+
+
+def refuse_impure(module: nn.Module, gradient: Callable[[], Tensor], shards: Iterable[Shard], stochastic: bool) -> None:
+    """Take gradients and refuse a model, loss or data that keeps or draws something a job's name does not fix."""
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    with watched_generators() as drew:
+        first = gradient()
+        with seeded(0) if stochastic else nullcontext():
+            for shard in shards:
+                shard.touch()
+    if "torch" in drew:
+        culprits = [name for name, m in module.named_modules() if "Dropout" in type(m).__name__]
+        raise BadInput(
+            "the model, its loss or its data drew from torch's global generator "
+            f"({f'dropout: {culprits}' if culprits else 'no dropout layer was found'}); then a job's gradient depends "
+            "on who computed before it. Pass stochastic=True to draw by the job's name."
+        )
+    if drew:
+        raise BadInput(
+            f"the model, its loss or its data drew from the global generator of {drew[0]}; then a job's gradient "
+            "depends on who computed before it. Draw with torch instead and pass stochastic=True."
+        )
+    changed = [name for name, b in module.named_buffers() if not torch.equal(b, buffers[name])]
+    if changed:
+        raise BadInput(
+            f"computing a gradient changed the model's buffers {changed}: state that a worker would keep to itself. "
+            "Use layers without running statistics, for instance track_running_stats=False."
+        )
+    if not torch.equal(first.nan_to_num(), gradient().nan_to_num()):
+        raise BadInput(
+            "the same job gave two different gradients: the model, its loss or its data draw or keep something of "
+            "their own. Draw with torch's global generator and pass stochastic=True, and keep nothing between calls."
+        )

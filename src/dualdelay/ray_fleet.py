@@ -1,0 +1,99 @@
+"""What a user says about real workers: how many processors, what happens when they fail."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from .errors import BadInput, require_one_of, require_positive, require_whole
+
+Faults = Callable[[Any], Sequence[tuple[float, Any]]]
+
+
+@dataclass(eq=False)
+class RayFleet:
+    """Real workers, one Ray actor each, on this machine or in a cluster."""
+
+    address: str | None = None
+    """A running cluster to join, such as "10.0.0.5:6379" or "auto"; None starts Ray on this machine."""
+    cpus: float = 1.0
+    """Processors that a worker claims; zero claims none."""
+    gpus: float = 0.0
+    """GPUs that a worker claims; 0.25 lets four share one."""
+    threads: int = 1
+    """Threads that torch uses in a worker; another number gives other bits."""
+    resources: Sequence[Mapping[str, float]] = ()
+    """Ray's custom resources that each worker claims, one mapping for each, to place it where its data are."""
+    absent: Sequence[int] = ()
+    """Workers that are not there at the start; ``join`` brings them in."""
+    restarts: int = 3
+    """Crashes of a worker in a row, without a job done between them, after which it is gone for good."""
+    retries: int = 3
+    """Exceptions of a worker's gradient in a row after which it is gone for good."""
+    deadline: float = 600.0
+    """Seconds for one job, after which a worker counts as hanging and is gone for good."""
+    gone: Literal["leave", "freeze"] = "leave"
+    """A worker gone for good leaves (its gradient is taken out, n shrinks), or its last gradient stays and counts."""
+    minimum: int = 1
+    """Workers at work below which the run is saved and stops."""
+    patience: float = 120.0
+    """Seconds for a worker's process to start before the run goes on without it; it joins when it is there."""
+    resend: float = 30.0
+    """Seconds without a reply after which a request is sent again, then doubled; a repeated request costs nothing."""
+    alarm: int | None = None
+    """Versions that a worker's job may lie behind the server's before an alarm names it; None: any number."""
+    host: str = "127.0.0.1"
+    """The address that a Ray started here binds to; the default is reachable from this machine alone."""
+    insecure: bool = False
+    """Join a cluster on another machine although neither token authentication nor TLS is on: anyone who reaches its
+    port can run code there."""
+    faults: Faults | None = field(default=None, repr=False)
+    """For tests: what becomes of a message on its way, as a list of (delay, message); none of them: it is lost."""
+
+    def __post_init__(self) -> None:
+        require_whole("threads", self.threads, 1)
+        for name in ("restarts", "retries"):
+            require_whole(name, getattr(self, name), 0)
+        require_whole("minimum", self.minimum, 1)
+        for name in ("deadline", "patience", "resend"):
+            require_positive(name, getattr(self, name))
+        for name in ("cpus", "gpus"):
+            if not getattr(self, name) >= 0:
+                raise BadInput(f"{name} is {getattr(self, name)}; expected zero or more processors for each worker.")
+        require_one_of("gone", self.gone, ("leave", "freeze"))
+        if self.alarm is not None:
+            require_whole("alarm", self.alarm, 1)
+        self.places: dict[int, tuple[str, int]] = {}  # the address and process of each worker
+        self.counts: Counter[str] = Counter()  # messages that were dropped as repeated or late, requests sent again
+        self._wishes: deque[tuple[str, int]] = deque()
+
+    def begin(self, workers: int) -> None:
+        """A run with so many workers begins."""
+        if self.resources and len(self.resources) != workers:
+            raise BadInput(f"resources are given for {len(self.resources)} workers; expected {workers}, one mapping each.")
+        wrong = [worker for worker in self.absent if not 0 <= worker < workers]
+        if wrong:
+            raise BadInput(f"absent has {wrong}; expected workers in 0..{workers - 1}.")
+        there = workers - len(set(self.absent))
+        if self.minimum > there:
+            raise BadInput(f"minimum is {self.minimum}, but {there} workers are there at the start; lower it.")
+        self.places.clear()
+        self.counts.clear()
+        self._wishes.clear()
+
+    def join(self, worker: int) -> None:
+        """Bring a worker into the running job: one that was absent, left, or is frozen. May be called from any thread."""
+        self._wishes.append(("join", worker))
+
+    def leave(self, worker: int) -> None:
+        """Take a worker out of the running job. May be called from any thread."""
+        self._wishes.append(("leave", worker))
+
+    def wishes(self) -> list[tuple[str, int]]:
+        """What was asked for since the last time."""
+        wishes = []
+        while self._wishes:
+            wishes.append(self._wishes.popleft())
+        return wishes

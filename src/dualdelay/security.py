@@ -1,0 +1,62 @@
+"""Whom a cluster is open to."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import secrets
+from pathlib import Path
+
+from .errors import BadInput
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address, with or without a port, can be reached from this machine alone."""
+    host = address.removeprefix("ray://").rsplit(":", 1)[0] if address.count(":") == 1 or "]" in address else address
+    host = host.removeprefix("ray://").strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+_OWN = secrets.token_hex(32)  # for what is started here, so that nothing is written to the home folder
+
+
+def own_token() -> None:
+    """Give a Ray that is about to be started here a token, unless the user has decided about that."""
+    if os.environ.setdefault("RAY_AUTH_MODE", "token") == "token" and not _has_token():
+        os.environ["RAY_AUTH_TOKEN"] = _OWN
+
+
+def _has_token() -> bool:
+    given = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ
+    return given or (Path.home() / ".ray" / "auth_token").exists()
+
+
+def authenticates() -> bool:
+    """Whether the user has told Ray in this process to ask for a token or a certificate."""
+    if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+        return True
+    mode = os.environ.get("RAY_AUTH_MODE", "token" if _has_token() else "disabled")
+    return mode.lower() == "token" and os.environ.get("RAY_AUTH_TOKEN") != _OWN
+
+
+def require_secure(address: str, insecure: bool) -> None:
+    """Refuse a cluster that strangers could reach and command, unless that was asked for."""
+    if is_loopback(address) or authenticates() or insecure:
+        return
+    raise BadInput(
+        f"will not use Ray at {address}: it is not this machine alone, and Ray here asks for neither a token nor a "
+        "certificate, so anyone who reaches the port can run code. Set RAY_AUTH_MODE=token on every machine "
+        "(docs/cluster.md shows how), or say insecure=True if the network is closed."
+    )
+
+
+def require_here(wanted: str, found: str) -> None:
+    """Refuse a Ray that was to stay on this machine and has not."""
+    if is_loopback(wanted) and not is_loopback(found):
+        raise BadInput(
+            f"Ray was to stay on {wanted} and is at {found}, where others can reach it. Start it by hand (ray start --head "
+            "--node-ip-address=127.0.0.1) and give its address."
+        )

@@ -1,0 +1,220 @@
+"""Who of the real workers is there, what each was asked for, and what is done about those who do not answer."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+
+from .clocks import Due
+from .desk import Desk, Look, Looks
+from .fleet import Model
+from .messages import Died, Notice, Ready, Reply, Request
+from .post import Post
+from .ray_fleet import RayFleet
+
+log = logging.getLogger("dualdelay")
+
+_TICK = 0.1  # seconds between two looks at who is late
+
+
+class Staff:
+    """The workers' desks. Requests go out from here, and what comes back is put in ``ready`` in its order."""
+
+    def __init__(self, fleet: RayFleet, post: Post, workers: int, model: Callable[[int, int], Model]) -> None:
+        self.desks = [Desk() for _ in range(workers)]
+        self.ready: deque[Due] = deque()  # what has happened and was not dealt with
+        self.replies: dict[int, Reply] = {}  # those among it, by worker
+        self.looks = Looks(self._looked)
+        self.seen: deque[Look] = deque()  # evaluations that are complete
+        self.short = ""  # why the run cannot go on
+        self.began = time.monotonic()
+        self._fleet, self._post = fleet, post
+        self._model = model  # of a job
+        self._ticked = 0.0
+
+    @property
+    def now(self) -> float:
+        """Seconds since the run began, without those in which it was stopped."""
+        return time.monotonic() - self.began
+
+    def push(self, kind: str, worker: int, draw: int = -1, seconds: float = 0.0, text: str = "") -> None:
+        """Something has happened."""
+        self.ready.append(Due(0.0, kind, worker, draw, seconds, text=text))
+
+    def hire(self, worker: int) -> None:
+        """Start a worker's process."""
+        desk = self.desks[worker]
+        desk.state, desk.since = "starting", self.now
+        self._post.hire(worker, desk.incarnation)
+        for number, model in self.looks.asked_of(worker):
+            self._post.measure(worker, desk.incarnation, number, model.x)
+        self.dispatch(worker)
+
+    def dispatch(self, worker: int) -> None:
+        """Ask a worker for its next job if it is free."""
+        desk = self.desks[worker]
+        if desk.queue and desk.doing is None and desk.at_work and not desk.blocked:
+            desk.doing = desk.queue.popleft()
+            desk.sequence += 1
+            desk.since, desk.pause, desk.late = self.now, self._fleet.resend, False
+            self._ask(worker)
+
+    def _ask(self, worker: int) -> None:
+        """Send the open request; until a new process has answered once, what it is to keep goes with it."""
+        desk = self.desks[worker]
+        assert desk.doing is not None
+        model = self._model(worker, desk.doing)
+        request = Request(worker, desk.incarnation, desk.sequence, desk.doing, model.version, desk.accepted)
+        desk.asked = self.now
+        self._post.ask(request, model.x, desk.spare if desk.accepted < 0 else None)
+
+    def clear(self, worker: int) -> None:
+        """A worker's jobs are no more; a reply that still comes is dropped."""
+        desk = self.desks[worker]
+        desk.queue.clear()
+        desk.doing = None
+        if self.replies.pop(worker, None) is not None:
+            done = [due for due in self.ready if due.worker == worker and due.kind in ("arrival", "failed")]
+            for due in done:
+                self.ready.remove(due)
+
+    def receive(self, timeout: float) -> None:
+        """Take what comes in within so many seconds."""
+        for notice in self._post.receive(timeout):
+            self._take(notice)
+
+    def _take(self, notice: Notice) -> None:
+        if isinstance(notice, Reply):
+            self._reply(notice)
+            return
+        worker, desk = notice.worker, self.desks[notice.worker]
+        if notice.incarnation != desk.incarnation:
+            return
+        if isinstance(notice, Ready):
+            self._fleet.places[worker] = (notice.node, notice.pid)
+            if desk.state == "awaited":
+                self.push("joined" if self._fleet.gone == "leave" else "thawed", worker, text="its process has started")
+            if desk.state in ("starting", "awaited"):
+                desk.state, desk.since, desk.asked = "present", self.now, self.now
+                self.dispatch(worker)
+        elif isinstance(notice, Died):
+            if desk.state in ("starting", "present", "awaited"):
+                self.crashed(worker, notice.text)
+        elif isinstance(notice.part, str):
+            log.warning("worker %d could not evaluate: %s", worker, notice.part)
+            self.looks.drop(worker, notice.evaluation)
+        else:
+            self.looks.take(notice.evaluation, worker, notice.part)
+
+    def _looked(self, look: Look) -> None:
+        self.seen.append(look)
+        self.push("evaluated", -1)
+
+    def _reply(self, reply: Reply) -> None:
+        """Take the reply to the request that is open; any other was answered, replaced or cancelled before."""
+        worker, draw = reply.request.worker, reply.request.draw
+        desk = self.desks[worker]
+        if (reply.request.incarnation, reply.request.sequence) != (desk.incarnation, desk.sequence) or desk.doing is None:
+            self._fleet.counts["dropped"] += 1
+            return
+        desk.doing = None
+        self.replies[worker] = reply
+        if not reply.error:
+            self.push("arrival", worker, draw, reply.seconds)
+            return
+        desk.failures += 1
+        self.push("failed", worker, draw, reply.seconds, reply.error)
+        if desk.failures > self._fleet.retries:
+            self._give_up(worker, f"{desk.failures} exceptions in a row, the last: {reply.error.strip().splitlines()[-1]}")
+
+    def crashed(self, worker: int, text: str, *, final: bool = False) -> None:
+        """A worker's process is gone; the next one goes on with the job it had."""
+        desk = self.desks[worker]
+        awaited = desk.state == "awaited"
+        desk.incarnation += 1
+        desk.crashes += 1
+        desk.accepted, desk.blocked = -1, True
+        if desk.doing is not None:
+            desk.queue.appendleft(desk.doing)
+            desk.doing = None
+        self.push("crashed", worker, text=text)
+        if not final and desk.crashes <= self._fleet.restarts:
+            self.hire(worker)
+            return
+        self._post.dismiss(worker)
+        if awaited:
+            desk.state = "absent"  # it has left before
+        else:
+            self._give_up(worker, text if final else f"{desk.crashes} crashes in a row, the last: {text}")
+
+    def _give_up(self, worker: int, text: str) -> None:
+        self.desks[worker].state = "dead"
+        self.looks.drop(worker)
+        self.push("left" if self._fleet.gone == "leave" else "frozen", worker, text=text)
+
+    def gone(self, worker: int, kind: str) -> None:
+        """A worker leaves or is frozen now; too few of the others are a reason to stop."""
+        desk = self.desks[worker]
+        self.looks.drop(worker)
+        if desk.state != "awaited":
+            desk.state = "absent" if kind == "left" else "frozen"
+            if kind == "left" or desk.memory != "worker":
+                self._post.dismiss(worker)
+        there = sum(other.at_work for other in self.desks)
+        if there < self._fleet.minimum:
+            self.short = (
+                f"{there} workers are at work, fewer than the minimum of {self._fleet.minimum}; worker {worker} went last."
+            )
+
+    def unblock(self, worker: int) -> None:
+        """What a crash has done is put right: the worker's jobs go on."""
+        self.desks[worker].blocked = False
+        self.dispatch(worker)
+
+    def tick(self, version: int) -> None:
+        """Look, a few times a second, at what was wished for and at who is late."""
+        now = self.now
+        if now - self._ticked < _TICK:
+            return
+        self._ticked = now
+        for wish, worker in self._fleet.wishes():
+            self._wish(wish, worker)
+        for worker, desk in enumerate(self.desks):
+            waited = now - desk.since
+            if desk.state == "starting" and waited > self._fleet.patience:
+                desk.state = "awaited"
+                self.looks.drop(worker)
+                text = f"its process has not started in {self._fleet.patience:g} s; it may come later"
+                self.push("left" if self._fleet.gone == "leave" else "frozen", worker, text=text)
+            elif desk.state == "present" and desk.doing is not None:
+                if waited > self._fleet.deadline:
+                    text = f"no answer in {self._fleet.deadline:g} s to job number {desk.doing}"
+                    self.crashed(worker, text, final=True)
+                    continue
+                if now - desk.asked > desk.pause:
+                    desk.pause *= 2
+                    self._fleet.counts["sent again"] += 1
+                    self._ask(worker)
+                behind = version - self._model(worker, desk.doing).version
+                if self._fleet.alarm is not None and behind > self._fleet.alarm and not desk.late:
+                    desk.late = True
+                    self.push("late", worker, text=f"its job is {behind} versions behind, more than {self._fleet.alarm}")
+
+    def _wish(self, wish: str, worker: int) -> None:
+        desk = self.desks[worker] if 0 <= worker < len(self.desks) else Desk("unknown")
+        if wish == "leave" and desk.at_work:
+            desk.state = "dead"
+            self.push("left", worker, text="it was asked to")
+        elif wish == "join" and desk.state in ("absent", "frozen"):
+            desk.crashes = desk.failures = 0
+            self.push("joined" if desk.state == "absent" else "thawed", worker, text="it was asked to")
+            if desk.memory != "worker":
+                desk.incarnation += 1
+                desk.accepted = -1
+                self.hire(worker)
+            desk.state = "starting" if desk.memory != "worker" else "present"
+            self.dispatch(worker)
+        else:
+            log.warning("worker %d cannot %s: it is %s", worker, wish, desk.state)

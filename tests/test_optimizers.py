@@ -1,0 +1,384 @@
+import json
+import math
+from collections import deque
+from functools import partial
+
+import pytest
+import torch
+from torch.optim import SGD, Adam, lr_scheduler
+
+import dualdelay as dd
+from dualdelay.files import decode, encode
+from dualdelay.optimizer import Optimizer, make_optimizer, optimizer_of
+from dualdelay.state import BLOCK, State
+
+OPTIMIZERS = [
+    "SGD",
+    "SGD[momentum=0.9]",
+    "SGD[momentum=0.9,nesterov=true,weight_decay=0.01]",
+    "SGD[momentum=0.9,dampening=0.5,foreach=true]",
+    "Adam[betas=(0.8,0.95),amsgrad=true]",
+    "AdamW[weight_decay=0.1]",
+    "Adamax",
+    "Adagrad[initial_accumulator_value=0.1]",
+    "RMSprop[momentum=0.5,centered=true]",
+    "Adadelta",
+    "NAdam",
+    "RAdam",
+    "Rprop",
+    "ASGD[t0=3]",
+    "Adafactor",
+]
+
+
+def sequential(optimizer):
+    warm, steps = lr_scheduler.LinearLR(optimizer, total_iters=5), lr_scheduler.MultiStepLR(optimizer, [2, 4])
+    return lr_scheduler.SequentialLR(optimizer, [warm, steps], milestones=[5])
+
+
+def chained(optimizer):
+    return lr_scheduler.ChainedScheduler([lr_scheduler.ConstantLR(optimizer), lr_scheduler.ExponentialLR(optimizer, 0.9)])
+
+
+SCHEDULES = [
+    "StepLR[step_size=3,gamma=0.5]",
+    "MultiStepLR[milestones=[2,9],gamma=0.3]",
+    "CosineAnnealingLR[T_max=10,eta_min=0.1]",
+    "CosineAnnealingWarmRestarts[T_0=4,T_mult=2]",
+    "OneCycleLR[max_lr=2.0,total_steps=40]",
+    "CyclicLR[base_lr=0.1,max_lr=1,step_size_up=3]",
+    "LinearLR[total_iters=9]",
+    "PolynomialLR[total_iters=30,power=2]",
+    "ExponentialLR[gamma=0.9]",
+    "ConstantLR",
+    sequential,
+    chained,
+    partial(lr_scheduler.LambdaLR, lr_lambda=lambda update: 1 / (1 + update)),
+    partial(lr_scheduler.MultiplicativeLR, lr_lambda=lambda update: 0.9),
+    partial(lr_scheduler.CyclicLR, base_lr=0.1, max_lr=1.0, step_size_up=3, scale_fn=lambda cycle: 0.5),
+]
+
+
+def start(d=5, kind=torch.float32):
+    return torch.linspace(-1, 2, d, dtype=torch.float64).to(kind)
+
+
+def gradients(count, d=5, kind=torch.float32):
+    generator = torch.Generator().manual_seed(7)
+    return [torch.randn(d, generator=generator, dtype=torch.float64).to(kind) for _ in range(count)]
+
+
+def server(optimizer=None, schedule=None, x=None):
+    x = start() if x is None else x
+    given = optimizer is not None or schedule is not None
+    return State(weights=x.clone(), n=1, optimizer=Optimizer(optimizer, schedule) if given else None)
+
+
+def path(state, directions, lr=0.05, over=1):
+    models = []
+    for direction in directions:
+        state.descend(direction, lr, over)
+        models.append(state.x)
+    return torch.stack(models or [state.x])
+
+
+def steps(schedule, count, optimizer=None):
+    """The step sizes over lr, read from how far weights move along a gradient of one."""
+    models = path(server(optimizer, schedule, torch.zeros(1, dtype=torch.float64)), [torch.ones(1)] * count, lr=0.5)
+    return (-torch.diff(models[:, 0], prepend=torch.zeros(1)) / 0.5).tolist()
+
+
+@pytest.mark.parametrize("d", [1, 5, BLOCK + 3])
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+@pytest.mark.parametrize("lent", [True, False])
+def test_without_an_optimizer_the_step_has_the_bits_of_one_addition(d, kind, lent):
+    state = State(weights=start(d), n=7, lent=lent)
+    for over in (1, 7, 3.5):
+        (direction,) = gradients(1, d, kind)
+        expected = torch.add(state.weights, direction.to(torch.float32), alpha=-(0.1 / over))
+        state.descend(direction, 0.1, over)
+        assert torch.equal(state.weights, expected)
+        state.lent = lent
+    assert state.version == 3
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+@pytest.mark.parametrize("weights", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("d", [5, BLOCK + 3])
+def test_torchs_sgd_has_the_bits_of_the_plain_step(kind, weights, d):
+    x, directions = start(d, weights), gradients(9, d, kind)
+    assert torch.equal(path(server("SGD", x=x), directions, 0.07), path(server(x=x), directions, 0.07))
+
+
+def test_any_shape_of_weights_moves():
+    x, direction = torch.ones(2, 3), torch.full((2, 3), 4.0)
+    state = server("SGD", x=x)
+    state.descend(direction, 0.5, over=4)
+    assert torch.equal(state.x, torch.full((2, 3), 0.5))
+
+
+def test_the_division_is_done_before_the_rounding():
+    state = server("SGD", x=torch.zeros(1))
+    state.descend(torch.tensor([3e39], dtype=torch.float64), 1.0, over=10)  # the sum alone is no float32
+    assert state.x.item() == pytest.approx(-3e38)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_momentum_follows_its_recursion(nesterov):
+    directions, x, velocity, models = gradients(12, kind=torch.float64), start(kind=torch.float64), 0.0, []
+    for direction in directions:
+        mean = direction / 4 + 0.01 * x
+        velocity = 0.9 * velocity + mean
+        x = x - 0.05 * (mean + 0.9 * velocity if nesterov else velocity)
+        models.append(x)
+    text = f"SGD[momentum=0.9,weight_decay=0.01,nesterov={nesterov}]"
+    made = path(server(text, x=start(kind=torch.float64)), directions, over=4)
+    torch.testing.assert_close(made, torch.stack(models), rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize("text", OPTIMIZERS)
+def test_a_sum_over_its_count_is_the_mean(text):
+    directions = gradients(10)
+    mean, total = path(server(text), directions), path(server(text), [64 * direction for direction in directions], over=64)
+    assert torch.equal(mean, total)
+
+
+def test_the_first_step_of_adam_is_lr_whatever_the_gradient():
+    state = server("Adam", x=torch.zeros(3, dtype=torch.float64))
+    state.descend(torch.tensor([1e-3, 5.0, -7e4], dtype=torch.float64), 0.01)
+    assert state.x.tolist() == pytest.approx([-0.01, -0.01, 0.01], rel=1e-4)
+
+
+def test_weight_decay_pulls_to_zero():
+    models = path(server("SGD[weight_decay=0.5]"), [torch.zeros(5)] * 100, lr=0.1)
+    torch.testing.assert_close(models[-1], start() * 0.95**100, rtol=1e-4, atol=1e-7)
+
+
+def test_a_schedule_changes_the_step_at_its_update():
+    assert steps("StepLR[step_size=3,gamma=0.5]", 8) == [1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25]
+    assert steps("steplr[step_size=2,gamma=0.5]", 3, "sgd") == [1, 1, 0.5]
+    cosine = [0.2 + 0.8 * (1 + math.cos(math.pi * update / 6)) / 2 for update in range(6)]
+    assert steps("CosineAnnealingLR[T_max=6,eta_min=0.2]", 6) == pytest.approx(cosine)
+    assert steps(lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda update: 1 / (1 + update)), 4) == pytest.approx(
+        [1, 1 / 2, 1 / 3, 1 / 4]
+    )
+
+
+def test_the_lr_of_a_function_of_ones_own_is_a_factor():
+    assert steps(None, 2, lambda params: SGD(params, lr=0.25)) == [0.25, 0.25]
+    assert steps(lambda o: lr_scheduler.StepLR(o, 1, 0.5), 3, lambda params: SGD(params, lr=0.5)) == [0.5, 0.25, 0.125]
+
+
+@pytest.mark.parametrize("text", OPTIMIZERS)
+@pytest.mark.parametrize("d", [3, BLOCK + 3])
+def test_what_was_read_keeps_its_values_and_the_rest_moves_in_place(text, d):
+    state, directions = server(text, x=start(d)), gradients(6, d)
+    held, copies = [], []
+    for version, direction in enumerate(directions):
+        held.append(state.x)
+        copies.append(state.x.clone())
+        state.descend(direction, 0.1)
+        memory = state.weights.data_ptr()
+        state.descend(direction, 0.1)
+        assert state.weights.data_ptr() == memory
+        assert state.version == 2 * version + 2
+    assert all(map(torch.equal, held, copies))
+
+
+def test_a_direction_is_never_written_to():
+    class Greedy(SGD):
+        def step(self, closure=None):
+            self.param_groups[0]["params"][0].grad.zero_()
+
+    (direction,) = gradients(1)
+    state, before = server(lambda params: Greedy(params, lr=1.0)), direction.clone()
+    state.descend(direction, 0.1)
+    assert torch.equal(direction, before) and torch.equal(state.x, start())
+
+
+def test_an_optimiser_may_put_other_weights_in_place():
+    class Replacing(SGD):
+        @torch.no_grad()
+        def step(self, closure=None):
+            (x,) = self.param_groups[0]["params"]
+            x.data = x - self.param_groups[0]["lr"] * x.grad
+
+    directions = gradients(4)
+    made, plain = path(server(lambda params: Replacing(params, lr=1.0)), directions), path(server(), directions)
+    torch.testing.assert_close(made, plain)
+
+
+def resumed(optimizer, schedule, kind, before):
+    """Two servers that have made the same steps, the second saved and loaded on the way."""
+    x, directions = start(kind=kind), gradients(30, kind=kind)
+    whole, first, second = (server(optimizer, schedule, x) for _ in range(3))
+    path(first, directions[:before])
+    content = decode(encode({"optimizer": first.optimizer.save(), "weights": first.weights}))
+    second.optimizer.load(content["optimizer"])
+    second.weights = content["weights"]
+    return path(whole, directions)[before:], path(second, directions[before:])
+
+
+@pytest.mark.parametrize("text", OPTIMIZERS)
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("before", [0, 11])
+def test_a_saved_optimizer_goes_on_with_the_same_bits(text, kind, before):
+    assert torch.equal(*resumed(text, None, kind, before))
+    assert torch.equal(*resumed(text, "ExponentialLR[gamma=0.95]", kind, before))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("before", [0, 3, 6, 17])
+def test_a_saved_schedule_goes_on_with_the_same_bits(schedule, before):
+    for optimizer in (None, "Adam", "SGD[momentum=0.9]"):
+        assert torch.equal(*resumed(optimizer, schedule, torch.float32, before))
+
+
+def test_loading_leaves_what_was_saved_alone():
+    first, second, (direction,) = server("SGD[momentum=0.9]"), server("SGD[momentum=0.9]"), gradients(1)
+    first.descend(direction, 0.1)
+    second.optimizer.load(first.optimizer.save())
+    kept = encode(first.optimizer.save())
+    second.descend(direction, 0.1)
+    assert encode(first.optimizer.save()) == kept
+
+
+def own(params):
+    return Adam(params, lr=1.0)
+
+
+def test_a_description_is_plain_and_makes_the_same_again():
+    made = Optimizer(" adam[weight_decay=0.1, betas=(0.9,0.99)]", "onecyclelr[max_lr=1,total_steps=5,anneal_strategy=cos]")
+    described = json.loads(json.dumps(made.describe()))
+    assert described["optimizer"] == "Adam[betas=(0.9, 0.99),weight_decay=0.1]"
+    assert optimizer_of(described).describe() == described
+    assert optimizer_of(described, "Adam[betas=(0.9,0.99),weight_decay=0.1]").describe() == described
+    assert make_optimizer() is None and optimizer_of(None) is None
+    assert make_optimizer(None, "ConstantLR").describe() == {"optimizer": "SGD", "schedule": "ConstantLR"}
+    described = make_optimizer(own, sequential).describe()
+    assert described == {"optimizer": {"function": "own"}, "schedule": {"function": "sequential"}}
+    assert optimizer_of(described, own, sequential).describe() == described
+    with pytest.raises(dd.BadInput, match=r"function own, which cannot be built .* optimizer="):
+        optimizer_of(described, None, sequential)
+    with pytest.raises(dd.BadInput, match="recorded schedule is None, but 'ConstantLR' was given"):
+        optimizer_of(None, None, "ConstantLR")
+    with pytest.raises(dd.BadInput, match="recorded optimizer is 'Adam', but 'SGD' was given"):
+        optimizer_of({"optimizer": "Adam", "schedule": None}, "SGD")
+
+
+def closing(params):
+    class Closing(SGD):
+        def step(self, closure):
+            closure()
+
+    return Closing(params, lr=1.0)
+
+
+def hoarding(params):
+    optimizer = SGD(params, lr=1.0)
+    optimizer.param_groups[0]["hoard"] = deque()
+    return optimizer
+
+
+def grouped(params):
+    return SGD([{"params": params}, {"params": [torch.nn.Parameter(torch.zeros(1))]}], lr=1.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("Adm", "no optimizer 'Adm' in torch; did you mean 'Adam'"),
+        ("Optimizer", "no optimizer 'Optimizer'"),
+        ("zzz", "known: ASGD, Adadelta"),
+        ("StepLR[step_size=3]", "no optimizer 'StepLR'"),
+        ("LBFGS", "LBFGS cannot be used: it computes the loss many times"),
+        ("lbfgs[history_size=3]", "LBFGS cannot be used"),
+        ("SparseAdam", "sparse gradients only; use Adam"),
+        ("SGD[lr=0.1]", "algorithm's lr is the step size"),
+        ("SGD[momentun=0.9]", "no parameter 'momentun'; did you mean 'momentum'"),
+        ("SGD[params=3]", "no parameter 'params'"),
+        ("SGD[momentum=big]", "momentum='big'; expected a finite number"),
+        ("SGD[momentum=true]", "expected a finite number"),
+        ("SGD[momentum=1e999]", "expected a finite number"),
+        ("SGD[momentum=0.9,nesterov=maybe]", "expected true or false"),
+        ("SGD[foreach=maybe]", "foreach='maybe'; expected no text"),
+        ("SGD[momentum=-1]", "Invalid momentum value: -1"),
+        ("SGD[momentum", "open bracket"),
+        ("SGD[momentum]", "'momentum' in .* is no setting"),
+        ("SGD[differentiable=true]", "cannot make a step: "),
+        ("Adam[betas=(0.9,)]", r"expected something like \(0.9, 0.999\)"),
+        ("Adam[betas=0.9]", "expected something like"),
+        ("Adam[betas=(0.9,two)]", "expected something like"),
+        ("Adam[betas=(0.9,'two')]", "cannot be made: "),
+        ("Adam[capturable=true]", "cannot make a step: .*capturable"),
+        ("SGD[weight_decay=1e38]", "steps to .*inf"),
+        (3, "optimizer is 3; expected a text such as 'SGD.momentum=0.9.' or a function: lambda params"),
+        (Adam, "optimizer is <class .*; expected a text"),
+        (Adam([torch.zeros(1)]), "expected a text"),
+        (lambda params: None, "optimizer made None; expected a torch optimiser"),
+        (lambda params: SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0), "a SGD of other parameters"),
+        (grouped, "of other parameters"),
+        (lambda params: torch.optim.LBFGS(params), "cannot make a step: .*closure"),
+        (lambda params: 1 / 0, "cannot be made: division by zero"),
+        (lambda: None, "cannot be made: .*takes 0 positional arguments"),
+        (closing, "cannot make a step: .*closure"),
+        (hoarding, "cannot be saved: its state holds a deque"),
+    ],
+)
+def test_an_optimizer_that_cannot_work_is_refused_when_it_is_made(given, message):
+    with pytest.raises(dd.BadInput, match=message):
+        Optimizer(given)
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+def test_muon_is_refused():
+    with pytest.raises(dd.BadInput, match="Muon cannot be used: it moves matrices"):
+        Optimizer("muon")
+
+
+def remembering(optimizer):
+    schedule = lr_scheduler.ConstantLR(optimizer)
+    schedule.window = deque()
+    return schedule
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("CosineLR", "no schedule 'CosineLR' in torch; did you mean 'C"),
+        ("LRScheduler", "no schedule"),
+        ("Adam", "no schedule 'Adam'"),
+        ("ReduceLROnPlateau", "follows a metric"),
+        ("LambdaLR[lr_lambda=1]", "cannot hold its function; pass a function of your own, schedule=lambda optimizer"),
+        ("SequentialLR", "cannot hold its schedules"),
+        ("StepLR", r"StepLR needs step_size: write StepLR\[step_size=...\]"),
+        ("StepLR[step_size=ten]", "step_size='ten'; expected no text"),
+        ("StepLR[step_size=0]", "schedule StepLR.step_size=0. cannot make a step: .*zero"),
+        ("StepLR[step_size=3,last_epoch=5]", "no parameter 'last_epoch'"),
+        ("StepLR[step_size=3,optimizer=5]", "no parameter 'optimizer'"),
+        ("MultiStepLR[milestones=3]", "cannot be made: "),
+        ("OneCycleLR[max_lr=1]", "cannot be made: .*total_steps"),
+        ("OneCycleLR[max_lr=1,total_steps=9,anneal_strategy=3]", "expected a text"),
+        ("OneCycleLR[max_lr=1,total_steps=9,anneal_strategy=up]", "cannot be made: "),
+        (lr_scheduler.ConstantLR, "schedule is <class .*; expected a text"),
+        (0.5, "schedule is 0.5; expected a text such as 'StepLR"),
+        (lambda optimizer: 0.5, "schedule made 0.5; expected a torch.optim.lr_scheduler.LRScheduler"),
+        (lambda optimizer: lr_scheduler.ConstantLR(own([torch.nn.Parameter(torch.zeros(1))])), "of the optimizer that it"),
+        (lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer), "cannot make a step: .*metrics"),
+        (remembering, "schedule .* cannot be saved: its state holds a deque"),
+    ],
+)
+def test_a_schedule_that_cannot_work_is_refused_when_it_is_made(given, message):
+    with pytest.raises(dd.BadInput, match=message):
+        Optimizer(None, given)
+
+
+def test_a_schedule_that_ends_before_the_run_is_refused():
+    text = "OneCycleLR[max_lr=1,total_steps=9]"
+    with pytest.raises(dd.BadInput, match=r"ends after 9 steps, but the run is to make 10 updates.*total_steps=10"):
+        Optimizer(None, text, updates=10)
+    state = State(weights=start(), n=1, optimizer=Optimizer(None, text, updates=9))
+    path(state, gradients(9))
+    with pytest.raises(dd.BadInput, match=r"cannot make a step: .*total steps is 9"):  # a run by time cannot know before
+        path(state, gradients(1))
+    Optimizer(None, "StepLR[step_size=3]", updates=10)
