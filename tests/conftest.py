@@ -9,6 +9,23 @@ from own import METHODS
 torch.set_num_threads(1)  # the tensors are tiny: a second thread would mostly wait
 
 
+@pytest.fixture(scope="session")
+def ray_here() -> Iterator[None]:
+    """One Ray on loopback for all tests that need one; each run still starts processes of its own."""
+    import ray
+
+    import real
+    from dualdelay.post import staying_here
+    from dualdelay.security import own_token
+
+    ray.cloudpickle.register_pickle_by_value(real)  # the workers do not have this folder on their path
+    own_token()
+    with staying_here(True):
+        ray.init("local", include_dashboard=False, num_cpus=64, log_to_driver=False, configure_logging=False)
+    yield
+    ray.shutdown()
+
+
 @pytest.fixture
 def own_methods() -> Iterator[None]:
     """A user's own methods stand in the table of algorithms while a test lasts."""

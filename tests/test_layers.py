@@ -25,7 +25,7 @@ LAYERS = [
     {"recorded"},
     {"run"},
     {"comparison"},
-    {"reports", "figures", "progress", "options"},
+    {"reports", "figures", "progress", "loggers", "options"},
     {"cli"},
 ]
 LEVEL = {name: level for level, layer in enumerate(LAYERS) for name in layer}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as jsonlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,8 +21,9 @@ from .errors import BadInput, DualDelayError, nearest
 from .figures import draw
 from .files import save_table
 from .folder import Folder
-from .options import Common
-from .progress import Watcher
+from .loggers import TensorBoard
+from .options import BoardPath, Common, FleetText
+from .progress import View, Watcher
 from .result import Run, plain
 from .trace import Table
 
@@ -42,6 +43,18 @@ def _going_on_with(command: str) -> Iterator[None]:
         yield
     except Interrupted as interrupt:
         raise Interrupted(f"{interrupt}. Go on with: {command}") from None
+
+
+@contextmanager
+def _shown(name: str, *totals: Any, real: bool, board: Path | None) -> Iterator[dict[str, Any]]:
+    """What shows how a run goes on, as arguments for it: progress of a simulation, or real workers and what they do."""
+    with ExitStack() as stack:
+        boards = [] if board is None else [stack.enter_context(TensorBoard(board))]
+        if real:
+            print("Ray and the workers' processes are starting; this takes some seconds.", file=sys.stderr)
+            yield {"log": [stack.enter_context(View(name, *totals)), *boards]}
+        else:
+            yield {"watch": [stack.enter_context(Watcher(name, *totals))], "log": boards}
 
 
 def _console(json: bool) -> Console:
@@ -83,20 +96,28 @@ def train(
         tyro.conf.arg(metavar="ALGORITHM", help="The method, such as 'dude[lr=0.05,wait_for=3]'."),
     ],
     common: tyro.conf.OmitArgPrefixes[Common],
+    fleet: FleetText = "simulated",
     seed: Annotated[int, tyro.conf.arg(help="Names split, minibatches, speeds and initial weights.")] = 0,
 ) -> None:
-    """Train with one method on simulated workers of uneven speed.
+    """Train with one method, on simulated workers of uneven speed or on real ones.
 
     Example: dualdelay train 'dude[lr=0.05]' --problem 'digits[workers=10,alpha=0.1]' --updates 2000
+    On real workers, for a minute: dualdelay train 'dude[lr=0.05]' --problem 'digits[workers=4]' --fleet ray --time 60
     """
     method = parse("algorithm", algorithm)
-    problem, speeds = common.problem_and_speeds(seed)
+    crew, problem, options = common.manned(fleet), common.built(seed), common.options()
     folder = common.folder or _free(f"{comparing.slug(label(method))}-seed{seed}")
+    options |= {"seed": seed, "folder": folder}
+    totals, real = (common.updates, common.time), crew is not None
     with (
         _going_on_with(f"dualdelay resume {folder}"),
-        Watcher(label(method), common.updates, common.time) as watcher,
+        _shown(label(method), *totals, real=real, board=common.tensorboard) as shown,
     ):
-        run = running.simulate(method, problem, speeds, seed=seed, folder=folder, watch=(watcher,), **common.options())
+        if crew is not None:
+            run = running.train(method, problem, crew, **options, **shown)
+        else:
+            speeds = common.paced(problem.workers, seed)
+            run = running.simulate(method, problem, speeds, **options, **common.simulated(), **shown)
     _report(run, common.json, "train")
 
 
@@ -108,7 +129,7 @@ def compare(
     common: tyro.conf.OmitArgPrefixes[Common],
     seeds: Annotated[tuple[int, ...], tyro.conf.arg(help="One run of each method for each seed.")] = (0,),
 ) -> None:
-    """Train with several methods on the same data, speeds, initial weights and minibatches.
+    """Train with several methods on the same data, simulated speeds, initial weights and minibatches.
 
     Example: dualdelay compare 'dude[lr=0.05]' 'vanilla[lr=0.05]' 'sync[lr=0.05]' --time 500 --seeds 0 1 2
     """
@@ -119,14 +140,16 @@ def compare(
     folder, console = common.folder or _free("compare"), _console(common.json)
     ended = []
     for seed in seeds:
-        problem, speeds = common.problem_and_speeds(seed)
+        problem = common.built(seed)
+        options = {**common.options(), **common.simulated(), "seed": seed, "folder": folder}
         for method in methods:
+            board = common.tensorboard and common.tensorboard / f"{comparing.slug(label(method))}-seed{seed}"
             with (
                 _going_on_with(f"the same command and --folder {folder}"),
-                Watcher(f"{label(method)} seed {seed}", common.updates, common.time) as watcher,
+                _shown(f"{label(method)} seed {seed}", common.updates, common.time, real=False, board=board) as shown,
             ):
-                options = {**common.options(), "watch": (watcher,), "folder": folder}
-                ended += list(comparing.runs([method], problem, speeds, seed=seed, **options))
+                speeds = common.paced(problem.workers, seed)
+                ended += list(comparing.runs([method], problem, speeds, **options, **shown))
     table = comparing.tidy(ended)
     save_table(folder / "comparison.parquet", table.columns)
     reports.print_comparison(ended, console)
@@ -139,14 +162,21 @@ def compare(
 def resume(
     folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FOLDER", help="The run's folder.")],
     updates: Annotated[int | None, tyro.conf.arg(help="A new total of server updates.")] = None,
-    time: Annotated[float | None, tyro.conf.arg(help="A new total of simulated time.")] = None,
+    time: Annotated[float | None, tyro.conf.arg(help="A new total of time: simulated, or seconds on real workers.")] = None,
+    tensorboard: BoardPath = None,
     json: Json = False,
 ) -> None:
-    """Go on with a run that was stopped, killed or finished, from its last good checkpoint."""
+    """Go on with a run that was stopped, killed or finished, from its last good checkpoint.
+
+    Real workers start anew, with the settings of the fleet that the run had.
+    """
     config = Folder(folder).config()
     totals = (config["updates"], config["time"]) if updates is None and time is None else (updates, time)
-    with _going_on_with(f"dualdelay resume {folder}"), Watcher(folder.name, *totals) as watcher:
-        run = recorded.resume(folder, updates, time, watch=(watcher,))
+    with (
+        _going_on_with(f"dualdelay resume {folder}"),
+        _shown(folder.name, *totals, real="fleet" in config, board=tensorboard) as shown,
+    ):
+        run = recorded.resume(folder, updates, time, **shown)
     _report(run, json, "resume")
 
 
@@ -167,12 +197,12 @@ def replay(
 def list_names(
     what: Annotated[
         tyro.conf.Positional[str],
-        tyro.conf.arg(metavar="NAME", help="algorithms, problems, speeds, or the name of one of them."),
+        tyro.conf.arg(metavar="NAME", help="algorithms, problems, speeds, fleets, or the name of one of them."),
     ] = "all",
     json: Json = False,
 ) -> None:
-    """Show the algorithms, problems and speed models there are; with a name, what it does and what it can be told."""
-    kinds = {"algorithms": "algorithm", "problems": "problem", "speeds": "speeds"}
+    """Show the algorithms, problems, speeds and fleets there are; with a name, what it does and what it can be told."""
+    kinds = {"algorithms": "algorithm", "problems": "problem", "speeds": "speeds", "fleets": "fleet"}
     known = {name: made for kind in kinds.values() for name, made in REGISTRIES[kind].items()}
     console = _console(json)
     if what in known:

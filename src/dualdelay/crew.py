@@ -46,12 +46,10 @@ class Crew(Fleet):
         self._away: set[int] = set()  # workers that have left
 
     def begin(self) -> None:
-        for worker, desk in enumerate(self._staff.desks):
-            if worker in self._fleet.absent:
-                desk.state = "dead"
-                self._staff.push("left", worker, text="not there at the start")
-            else:
-                self._staff.hire(worker)
+        self._staff.muster(self._fleet.absent, 0.0)
+        for worker in self._fleet.absent:
+            self._staff.desks[worker].state = "dead"
+            self._staff.push("left", worker, text="not there at the start")
 
     def peek(self) -> Due | None:
         until = time.monotonic() + _PAUSE
@@ -125,7 +123,7 @@ class Crew(Fleet):
         elif due.kind == "crashed":
             staff.unblock(due.worker)
         elif due.kind in ("left", "frozen"):
-            staff.gone(due.worker, due.kind)
+            staff.gone(due.worker, due.kind, due.text)
         elif due.kind == "joined":
             self._away.discard(due.worker)
         if due.text:
@@ -231,20 +229,17 @@ class Crew(Fleet):
     def load(self, saved: Mapping[str, Any]) -> None:
         """Go on with new processes; those that had left by a fault are given another chance."""
         super().load(saved)
-        staff = self._staff
-        staff.began = time.monotonic() - saved["now"]
+        self._staff.muster(saved["away"], saved["now"])
         self._wakes, self._away = saved["wakes"], set(saved["away"])
-        for desk, draws in zip(staff.desks, saved["queues"], strict=True):
-            desk.queue.extend(draws)
-        for worker in saved["lost"]:
-            staff.desks[worker].memory, staff.desks[worker].blocked = "lost", True
-            staff.push("lost", worker)
-            staff.push("restored", worker)
-        for worker in range(len(staff.desks)):
-            if worker not in saved["away"]:
-                staff.hire(worker)
-            elif worker not in self._fleet.absent:
-                self._fleet.join(worker)
+        for worker, draws in enumerate(saved["queues"]):
+            self._staff.desks[worker].queue.extend(draws)
+            if worker in saved["lost"]:
+                self._staff.desks[worker].blocked = True
+                self._staff.push("lost", worker)
+                self._staff.push("restored", worker)
+            self._staff.dispatch(worker)
+        for worker in self._away.difference(self._fleet.absent):
+            self._fleet.join(worker)
         for moment, version, x in saved["looks"]:
             self.measure(moment, version, x)
 

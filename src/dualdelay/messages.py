@@ -45,11 +45,12 @@ class Ready(NamedTuple):
 
 
 class Died(NamedTuple):
-    """A worker's process is gone."""
+    """A worker's process is gone; ``final`` if another one would not get further."""
 
     worker: int
     incarnation: int
     text: str
+    final: bool = False
 
 
 class Measured(NamedTuple):

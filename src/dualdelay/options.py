@@ -2,36 +2,60 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
 from .comparison import reseeded
-from .config import parse
+from .config import REGISTRIES, call, parse
 from .core import Problem
-from .errors import BadInput
+from .errors import BadInput, nearest
+from .ray_fleet import RayFleet
 from .result import EarlyStop
 from .speeds import Link, SpeedModel
 
 MaybeInt = Annotated[int | None, tyro.conf.arg(metavar="INT")]
 MaybeFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT")]
 MaybePath = Annotated[Path | None, tyro.conf.arg(metavar="PATH")]
+MaybeText = Annotated[str | None, tyro.conf.arg(metavar="STR")]
+BoardPath = Annotated[
+    Path | None,
+    tyro.conf.arg(
+        metavar="PATH",
+        help="Write loss, metrics, faults and each worker's rate and delay into this folder, about once a second; look at "
+        "them with: tensorboard --logdir PATH",
+    ),
+]
+FleetText = Annotated[
+    str,
+    tyro.conf.arg(
+        help="Who computes: 'simulated' workers on a virtual clock in this process, or 'ray' for real ones, a process each, "
+        "such as 'ray[cpus=0.5,threads=2,gone=freeze,minimum=2]'. See: dualdelay list ray"
+    ),
+]
+
+_SIMULATED = ("speeds", "latency", "bandwidth", "threads")  # what real workers cannot be told
 
 
 @dataclass(frozen=True)
 class Common:
-    """What every simulation can be told."""
+    """What every run can be told."""
 
     problem: str = "digits"
     """What is trained, such as 'digits[workers=10,alpha=0.1]'. See: dualdelay list problems"""
     speeds: str = "truncated_normal[std=1]"
-    """How fast the workers are, such as 'fixed[times=[1,2,4]]'. See: dualdelay list speeds"""
+    """How fast simulated workers are, such as 'fixed[times=[1,2,4]]'. See: dualdelay list speeds"""
     updates: MaybeInt = None
     """Stop after so many server updates."""
     time: MaybeFloat = None
-    """Stop at this simulated time; arrivals at exactly that time count."""
+    """Stop at this time: simulated, where arrivals at exactly that time count, or seconds on real workers."""
+    optimizer: MaybeText = None
+    """Move the server's weights with an optimiser of torch, such as 'Adam[betas=(0.9,0.99)]'; its step size is the
+    method's lr. By default plain SGD, as in the paper."""
+    schedule: MaybeText = None
+    """Change the step size as a schedule of torch does, such as 'StepLR[step_size=100]'; it steps once per update."""
     folder: MaybePath = None
     """Where the run is kept, so that it can be resumed and replayed; by default a new folder under runs/."""
     checkpoint_every: MaybeInt = None
@@ -41,11 +65,11 @@ class Common:
     evaluate_every: MaybeInt = None
     """Evaluate the model after every so many updates."""
     evaluate_seconds: MaybeFloat = None
-    """Evaluate the model at every so many simulated seconds; by default fifty times in all."""
+    """Evaluate the model at every so many seconds, simulated or real; by default fifty times in all."""
     latency: float = 0.0
-    """Seconds that a message takes, whatever its size; the paper has none."""
+    """Simulated seconds that a message takes, whatever its size; the paper has none."""
     bandwidth: MaybeFloat = None
-    """Bytes per second at which messages travel; the paper has no limit."""
+    """Bytes per simulated second at which messages travel; the paper has no limit."""
     metric: str = "objective"
     """What early stopping looks at."""
     target: MaybeFloat = None
@@ -55,24 +79,27 @@ class Common:
     bad: Literal["retry", "stop"] = "retry"
     """What happens when a gradient is not finite: the worker tries again, or the run stops."""
     threads: int = 1
-    """How many threads torch uses; small models are faster with one, and another number gives other bits."""
+    """How many threads torch uses in a simulation; small models are faster with one, and another number gives other
+    bits."""
     start: MaybePath = None
     """Initial weights, a model.safetensors of an earlier run."""
+    tensorboard: BoardPath = None
     json: bool = False
     """Print one line of JSON at the end, and everything else to standard error."""
 
     def options(self) -> dict[str, Any]:
-        """The arguments of ``simulate`` that these settings stand for."""
+        """The arguments of ``simulate`` and ``train`` that these settings stand for."""
         names = (
             "updates",
             "time",
+            "optimizer",
+            "schedule",
             "checkpoint_every",
             "keep",
             "evaluate_every",
             "evaluate_seconds",
             "bad",
             "start",
-            "threads",
         )
         early = self.target is not None or self.patience is not None
         if not early and self.metric != "objective":
@@ -80,12 +107,42 @@ class Common:
                 f"metric {self.metric} is given, but neither target nor patience; give one of them to stop by it."
             )
         stop = EarlyStop(self.metric, self.target, self.patience) if early else None
-        return {name: getattr(self, name) for name in names} | {"stop": stop, "link": Link(self.latency, self.bandwidth)}
+        return {name: getattr(self, name) for name in names} | {"stop": stop}
 
-    def problem_and_speeds(self, seed: int) -> tuple[Problem, SpeedModel]:
-        """What is trained by whom; a seed or number of workers that the texts leave out is filled in."""
+    def simulated(self) -> dict[str, Any]:
+        """The arguments of ``simulate`` alone, less the speeds."""
+        return {"link": Link(self.latency, self.bandwidth), "threads": self.threads}
+
+    def built(self, seed: int) -> Problem:
+        """What is trained; a seed that the text leaves out is filled in."""
         problem: Problem = parse("problem", self.problem)
-        if "seed=" not in self.problem:
-            problem = problem.reseeded(seed)
-        speeds: SpeedModel = parse("speeds", self.speeds, n=problem.workers)
-        return problem, speeds if "seed=" in self.speeds else reseeded(speeds, seed)
+        return problem if "seed=" in self.problem else problem.reseeded(seed)
+
+    def paced(self, workers: int, seed: int) -> SpeedModel:
+        """How fast so many workers are; a seed or number of workers that the text leaves out is filled in."""
+        speeds: SpeedModel = parse("speeds", self.speeds, n=workers)
+        return speeds if "seed=" in self.speeds else reseeded(speeds, seed)
+
+    def manned(self, fleet: str) -> RayFleet | None:
+        """The real workers that a text names; None if they are simulated."""
+        name, settings = call(fleet)
+        if name == "simulated" and not settings:
+            return None
+        if name == "simulated":
+            raise BadInput(
+                f"{fleet!r} has settings; simulated workers are described by --speeds, --latency and --bandwidth."
+            )
+        if name not in REGISTRIES["fleet"]:
+            raise BadInput(f"there is no fleet {name!r}; {nearest(name, ['simulated', *REGISTRIES['fleet']])}")
+        given = [f"--{f.name}" for f in fields(self) if f.name in _SIMULATED and getattr(self, f.name) != f.default]
+        if given:
+            raise BadInput(
+                f"{' and '.join(given)} cannot be chosen for real workers (--fleet {fleet}): they are as fast as they are. "
+                "Leave it out, or simulate them (--fleet simulated). Threads are a setting of the fleet: 'ray[threads=2]'."
+            )
+        if "faults" in settings:
+            raise BadInput(
+                "faults is a function, which has no name on the shell; give it in Python: dd.RayFleet(faults=...)."
+            )
+        made: RayFleet = parse("fleet", fleet)
+        return made

@@ -6,6 +6,7 @@ import heapq
 import itertools
 import math
 import os
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -54,6 +55,12 @@ def staying_here(loopback: bool) -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def _reason(error: str) -> tuple[str, bool]:
+    """Why an actor is dead, from Ray's explanation, and whether the next would die of the same."""
+    lines = re.sub(r"\x1b\[\d+m", "", error).strip().splitlines()
+    return (f"it could not start: {lines[-1]}", True) if "creation task" in lines[0] else ("its process died", False)
 
 
 class Post:
@@ -219,7 +226,7 @@ class Post:
         except errors.ActorUnavailableError:
             return  # a message may be lost: the request is sent again
         except errors.RayActorError as error:
-            self._inbox.append(Died(*whose, str(error).strip().splitlines()[0]))
+            self._inbox.append(Died(*whose, *_reason(str(error))))
             return
         except errors.RayError:
             return  # the reply was on a machine that is gone, and so is its worker

@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import math
 import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from .delays import used_in
 from .result import Run
 
 _MOST_WORKERS = 30  # rows in the table of workers
+_STATES = {"left": "left", "frozen": "frozen", "joined": "present", "thawed": "present"}  # of a worker after an event
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -48,19 +50,27 @@ def print_run(run: Run, console: Console) -> None:
     grid.add_row("updates", f"{run.version:,}")
     grid.add_row("arrivals", f"{len(trace):,}")
     grid.add_row("rejected", f"{run.rejected:,}")
+    faults = Counter((event["kind"], event["worker"]) for event in trace.events)
+    for kind in ("crashed", "failed"):
+        if count := sum(many for (name, _), many in faults.items() if name == kind):
+            grid.add_row(kind, f"{count:,}")
     grid.add_row("tau_max, tau_avg", f"{run.delays.tau_max:,}, {number(run.delays.tau_avg)}")
     grid.add_row("audit of the sum (relative error)", number(run.error))
     console.print(grid)
-    workers = _grid("workers", "worker", "arrivals", "share", "mean seconds", "mean delay", "max delay")
+    seen = [kind for kind in ("crashed", "failed", "rejected") if any(name == kind for name, _ in faults)]
+    states = {event["worker"]: _STATES[event["kind"]] for event in trace.events if event["kind"] in _STATES}
+    columns = ("arrivals", "share", "mean seconds", "mean delay", "max delay")
+    workers = _grid("workers", "worker", *columns, *seen, *(["state"] if states else []))
     delay = used_in(trace) - trace.version
     for worker in range(min(run.problem.workers, _MOST_WORKERS)):
         mine = trace.worker == worker
         count = int(mine.sum())
+        cells = ["0", "0.0%", "-", "-", "-"]
         if count:
             times = (number(float(trace.seconds[mine].mean())), number(float(delay[mine].mean())), str(delay[mine].max()))
-            workers.add_row(str(worker), f"{count:,}", f"{100 * count / len(trace):.1f}%", *times)
-        else:
-            workers.add_row(str(worker), "0", "0.0%", "-", "-", "-")
+            cells = [f"{count:,}", f"{100 * count / len(trace):.1f}%", *times]
+        cells += [f"{faults[kind, worker]:,}" for kind in seen]
+        workers.add_row(str(worker), *cells, *([states.get(worker, "present")] if states else []))
     if run.problem.workers > _MOST_WORKERS:
         workers.caption = f"and {run.problem.workers - _MOST_WORKERS:,} more"
     console.print(workers)
@@ -117,7 +127,7 @@ def print_kind(heading: str, registry: Mapping[str, Any], console: Console) -> N
     grid.add_column("settings")
     grid.add_column("what it does")
     for name, made in registry.items():
-        known = parameters(made).values()
+        known = _nameable(made)
         shown = ", ".join(p.name if p.default is p.empty else f"{p.name}={p.default}" for p in known)
         grid.add_row(name, shown, (inspect.getdoc(made) or "").split("\n\n")[0].replace("``", ""))
     console.print(grid)
@@ -127,13 +137,19 @@ def print_one(name: str, made: Any, console: Console) -> None:
     """What one thing does and each of its settings."""
     console.print(f"{name}\n\n{inspect.getdoc(made)}\n".replace("``", ""))
     notes = setting_notes(made)
-    for parameter in parameters(made).values():
+    for parameter in _nameable(made):
         default = "needed" if parameter.default is parameter.empty else f"default {parameter.default}"
         note = notes.get(parameter.name, "")
         if note:
             console.print(f"  {parameter.name} ({default}): {note}")
     needed = [p.name for p in parameters(made).values() if p.default is p.empty]
     console.print(f"\nWrite it as '{name}[{','.join(f'{key}=...' for key in needed)}]'." if needed else "")
+
+
+def _nameable(made: Any) -> list[inspect.Parameter]:
+    """The settings that a text can give, in their order: not those that are kept out of a folder's record too."""
+    kept = {f.name for f in dataclasses.fields(made) if not f.repr} if dataclasses.is_dataclass(made) else set()
+    return [parameter for name, parameter in parameters(made).items() if name not in kept]
 
 
 def setting_notes(made: Any) -> dict[str, str]:
@@ -145,5 +161,5 @@ def setting_notes(made: Any) -> dict[str, str]:
             assert isinstance(body, ast.ClassDef)
             for field, text in zip(body.body, body.body[1:], strict=False):
                 if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-                    notes[ast.unparse(field.target)] = str(text.value.value)
+                    notes[ast.unparse(field.target)] = " ".join(str(text.value.value).replace("``", "").split())
     return notes

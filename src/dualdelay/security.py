@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
 import secrets
 from pathlib import Path
@@ -24,9 +25,11 @@ _OWN = secrets.token_hex(32)  # for what is started here, so that nothing is wri
 
 
 def own_token() -> None:
-    """Give a Ray that is about to be started here a token, unless the user has decided about that."""
-    if os.environ.setdefault("RAY_AUTH_MODE", "token") == "token" and not _has_token():
+    """Give a Ray that is about to be started here a token, unless the user has one or wants none."""
+    if "RAY_AUTH_MODE" not in os.environ and not _has_token():
         os.environ["RAY_AUTH_TOKEN"] = _OWN
+    # what it says on standard error is said in docs/cluster.md
+    logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
 
 
 def _has_token() -> bool:

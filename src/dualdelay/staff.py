@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from .clocks import Due
 from .desk import Desk, Look, Looks
@@ -38,6 +38,19 @@ class Staff:
     def now(self) -> float:
         """Seconds since the run began, without those in which it was stopped."""
         return time.monotonic() - self.began
+
+    def muster(self, away: Collection[int], now: float) -> None:
+        """Start all but these workers' processes, and the clock at ``now`` when they are there: none has a head start."""
+        for worker in range(len(self.desks)):
+            if worker not in away:
+                self.hire(worker)
+        while any(desk.state == "starting" for desk in self.desks):
+            self.tick(-1)
+            self.receive(0.2)
+        self.began = time.monotonic() - now
+        self._ticked = now
+        for desk in self.desks:
+            desk.since = desk.asked = now
 
     def push(self, kind: str, worker: int, draw: int = -1, seconds: float = 0.0, text: str = "") -> None:
         """Something has happened."""
@@ -101,7 +114,7 @@ class Staff:
                 self.dispatch(worker)
         elif isinstance(notice, Died):
             if desk.state in ("starting", "present", "awaited"):
-                self.crashed(worker, notice.text)
+                self.crashed(worker, notice.text, final=notice.final)
         elif isinstance(notice.part, str):
             log.warning("worker %d could not evaluate: %s", worker, notice.part)
             self.looks.drop(worker, notice.evaluation)
@@ -154,7 +167,7 @@ class Staff:
         self.looks.drop(worker)
         self.push("left" if self._fleet.gone == "leave" else "frozen", worker, text=text)
 
-    def gone(self, worker: int, kind: str) -> None:
+    def gone(self, worker: int, kind: str, text: str) -> None:
         """A worker leaves or is frozen now; too few of the others are a reason to stop."""
         desk = self.desks[worker]
         self.looks.drop(worker)
@@ -165,7 +178,8 @@ class Staff:
         there = sum(other.at_work for other in self.desks)
         if there < self._fleet.minimum:
             self.short = (
-                f"{there} workers are at work, fewer than the minimum of {self._fleet.minimum}; worker {worker} went last."
+                f"{there} workers are at work, fewer than the minimum of {self._fleet.minimum}; the last that went was "
+                f"worker {worker} ({text})."
             )
 
     def unblock(self, worker: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,8 @@ import torch
 def seeded(key: int) -> Iterator[None]:
     """Torch's global generator starts at a named place and is as before afterwards."""
     with torch.random.fork_rng(devices=[]):
-        if torch.cuda.is_initialized() or torch.xpu.is_initialized() or torch.backends.mps.is_available():
+        devices: Any = torch  # some of the next are without types
+        if devices.cuda.is_initialized() or devices.xpu.is_initialized() or devices.backends.mps.is_available():
             torch.manual_seed(key >> 1)
         else:  # the same without a stack trace for each device that is not in use, which costs as much as a small gradient
             torch.default_generator.manual_seed(key >> 1)

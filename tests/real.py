@@ -1,0 +1,123 @@
+"""Problems whose workers misbehave on purpose, in their own process only: a replay computes the same jobs unharmed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import dualdelay as dd
+
+
+@dataclass
+class Trouble:
+    """What happens to worker ``worker`` at its jobs ``draws``: kill, kill soon after, hang, raise, nan or shape."""
+
+    kind: str
+    worker: int
+    draws: frozenset[int] | range = frozenset()
+    seconds: float = 0.0
+    once: str = ""  # a file that remembers that it has happened
+
+
+@dataclass(eq=False)
+class Real(dd.Problem):
+    """A quadratic whose gradients take a while, with trouble."""
+
+    centers: list[list[float]]
+    pause: float = 0.0
+    slow: Mapping[int, float] = field(default_factory=dict)
+    troubles: tuple[Trouble, ...] = ()
+    noise: float = 0.3
+    server: int = field(default_factory=os.getpid)
+
+    def __post_init__(self) -> None:
+        self._inner = dd.Quadratic(self.centers, noise=self.noise)
+        self.workers, self.seed = self._inner.workers, 0
+
+    def start(self, seed: int) -> torch.Tensor:
+        return self._inner.start(seed)
+
+    def evaluate(self, x: torch.Tensor) -> dict[str, float]:
+        return self._inner.evaluate(x)
+
+    def fingerprint(self) -> str:
+        return self._inner.fingerprint()
+
+    def gradient(self, x: torch.Tensor, worker: int, draw: int) -> tuple[torch.Tensor, float]:
+        gradient, loss = self._inner.gradient(x, worker, draw)
+        for trouble in self.troubles:
+            if trouble.worker == worker and draw in trouble.draws:
+                gradient = self._happens(trouble, gradient)
+        if os.getpid() != self.server:
+            time.sleep(self.slow.get(worker, self.pause))
+        return gradient, loss
+
+    def _happens(self, trouble: Trouble, gradient: torch.Tensor) -> torch.Tensor:
+        if trouble.kind == "nan":
+            return gradient * float("nan")
+        if trouble.kind == "shape":
+            return torch.cat([gradient, gradient])
+        if os.getpid() == self.server:
+            return gradient
+        if trouble.once:
+            if os.path.exists(trouble.once):
+                return gradient
+            open(trouble.once, "w").close()
+        if trouble.kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if trouble.kind == "kill soon":
+            threading.Timer(trouble.seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        if trouble.kind == "hang":
+            time.sleep(trouble.seconds)
+        if trouble.kind == "raise":
+            raise ValueError(f"bad sample in job {draw_text(trouble)}")
+        return gradient
+
+
+def draw_text(trouble: Trouble) -> str:
+    return f"of worker {trouble.worker}"
+
+
+@dataclass
+class Marked:
+    """A shard function that leaves a file where it was called."""
+
+    folder: str
+
+    def __call__(self, worker: int) -> tuple[torch.Tensor, torch.Tensor]:
+        open(os.path.join(self.folder, f"shard-{worker}-{os.getpid()}"), "w").close()
+        inputs = torch.randn(50, 4, generator=torch.Generator().manual_seed(worker)) + worker
+        return inputs, (inputs.sum(1) > 4 * worker).long()
+
+
+def small_net() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+
+
+def kinds(run: dd.Run, worker: int | None = None) -> list[str]:
+    """The kinds of a run's events, in order."""
+    return [event["kind"] for event in run.trace.events if worker in (None, event["worker"])]
+
+
+def kill(fleet: dd.RayFleet, worker: int) -> None:
+    """SIGKILL to a worker's process."""
+    os.kill(fleet.places[worker][1], signal.SIGKILL)
+
+
+def check(run: dd.Run, folder: Any, problem: dd.Problem, **given: Any) -> dd.Run:
+    """The audit holds, and the record replays to the same bits."""
+    if run.error is not None:
+        assert run.error < 1e-12, run.error
+    again = dd.replay(folder, problem, **given)
+    assert torch.equal(again.x, run.x)
+    assert kinds(again) == kinds(run)
+    if run.error is not None:
+        assert again.error is not None and again.error < 1e-12
+    return again
