@@ -6,8 +6,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -67,9 +68,9 @@ class Real(dd.Problem):
         if os.getpid() == self.server:
             return gradient
         if trouble.once:
-            if os.path.exists(trouble.once):
+            if Path(trouble.once).exists():
                 return gradient
-            open(trouble.once, "w").close()
+            Path(trouble.once).touch()
         if trouble.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if trouble.kind == "kill soon":
@@ -77,12 +78,8 @@ class Real(dd.Problem):
         if trouble.kind == "hang":
             time.sleep(trouble.seconds)
         if trouble.kind == "raise":
-            raise ValueError(f"bad sample in job {draw_text(trouble)}")
+            raise ValueError(f"worker {trouble.worker} has a bad sample")
         return gradient
-
-
-def draw_text(trouble: Trouble) -> str:
-    return f"of worker {trouble.worker}"
 
 
 @dataclass
@@ -92,7 +89,7 @@ class Marked:
     folder: str
 
     def __call__(self, worker: int) -> tuple[torch.Tensor, torch.Tensor]:
-        open(os.path.join(self.folder, f"shard-{worker}-{os.getpid()}"), "w").close()
+        Path(self.folder, f"shard-{worker}-{os.getpid()}").touch()
         inputs = torch.randn(50, 4, generator=torch.Generator().manual_seed(worker)) + worker
         return inputs, (inputs.sum(1) > 4 * worker).long()
 
@@ -104,6 +101,24 @@ def small_net() -> torch.nn.Module:
 def kinds(run: dd.Run, worker: int | None = None) -> list[str]:
     """The kinds of a run's events, in order."""
     return [event["kind"] for event in run.trace.events if worker in (None, event["worker"])]
+
+
+class Until:
+    """Ends a run once something was seen: pass ``**until`` to train."""
+
+    def __init__(self, seen: Callable[[dd.State, dd.Arrival], bool]) -> None:
+        self._seen, self._done = seen, False
+
+    def _watch(self, state: dd.State, a: dd.Arrival) -> None:
+        self._done = self._done or self._seen(state, a)
+
+    def keys(self) -> list[str]:
+        return ["watch", "metrics", "stop", "evaluate_seconds", "time"]
+
+    def __getitem__(self, name: str) -> Any:
+        stop = dd.EarlyStop("done", target=1.0, larger_is_better=True)
+        given = {"watch": [self._watch], "metrics": {"done": lambda _: self._done}, "stop": stop}
+        return {**given, "evaluate_seconds": 0.5, "time": 120.0}[name]
 
 
 def kill(fleet: dd.RayFleet, worker: int) -> None:

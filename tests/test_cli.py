@@ -1,6 +1,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from dualdelay.progress import Watcher
 
 QUADRATIC = "quadratic[centers=[[0.0],[6.0],[12.0]],noise=0.1]"
 FAST = ["--problem", QUADRATIC, "--speeds", "fixed[times=[1,2,4]]"]
+REAL = ["train", "dude[lr=0.1]", "--problem", QUADRATIC, "--updates", "3", "--fleet"]
 
 
 def call(*arguments):
@@ -89,12 +92,83 @@ def test_a_run_without_a_folder_gets_one_of_its_own(inside, capsys):
 def test_list_shows_every_name_and_explains_one(capsys):
     assert call("list") == 0
     out = capsys.readouterr().out
-    for name in (*dd.ALGORITHMS, *dd.PROBLEMS, *dd.SPEEDS):
+    for name in (*dd.ALGORITHMS, *dd.PROBLEMS, *dd.SPEEDS, "ray"):
         assert name in out
     assert call("list", "dude", "--json") == 0
     shown = capsys.readouterr()
     assert "fully asynchronous" in shown.err
     assert set(last_line(shown.out)["algorithms"]) == set(dd.ALGORITHMS)
+
+
+def test_list_explains_fleets(capsys):
+    assert call("list", "fleets", "--json") == 0
+    shown = capsys.readouterr()
+    assert "Real workers" in shown.err
+    assert last_line(shown.out)["fleets"] == ["ray"]
+    assert call("list", "ray") == 0
+    out = capsys.readouterr().out
+    assert "cpus (default 1.0): Processors that a worker claims" in out
+    assert "insecure (default False): Join a cluster" in out
+    assert "faults" not in out, "what a text cannot give is not offered"
+    assert "Write it as 'ray', or with settings" in out
+
+
+def test_the_server_steps_with_the_optimizer_and_schedule_that_were_named(tmp_path, capsys):
+    named = ("--optimizer", "Adam[betas=(0.9,0.99)]", "--schedule", "StepLR[step_size=10]")
+    together = ("compare", "dude[lr=0.05]", *FAST, *named, "--updates", "40", "--folder", str(tmp_path / "two"))
+    assert call("train", "dude[lr=0.05]", *FAST, *named, "--updates", "40", "--folder", str(tmp_path / "one")) == 0
+    assert call(*together) == 0
+    straight = dd.simulate(
+        dd.DuDe(0.05),
+        dd.parse("problem", QUADRATIC),
+        dd.FixedSpeeds([1, 2, 4]),
+        updates=40,
+        optimizer="Adam[betas=(0.9,0.99)]",
+        schedule="StepLR[step_size=10]",
+    )
+    for folder in ("one", "two/dude-lr=0.05-seed0"):
+        config = json.loads((tmp_path / folder / "config.json").read_text())
+        assert config["optimizer"] == {"optimizer": "Adam[betas=(0.9, 0.99)]", "schedule": "StepLR[step_size=10]"}
+        assert np.array_equal(dd.replay(tmp_path / folder).x, straight.x)
+
+
+def test_train_compare_and_resume_write_for_tensorboard(tmp_path, capsys):
+    run, board = str(tmp_path / "run"), tmp_path / "board"
+    short = (*FAST, "--updates", "20")
+    assert call("train", "dude[lr=0.05]", *short, "--folder", run, "--tensorboard", str(board / "train")) == 0
+    assert call("resume", run, "--updates", "30", "--tensorboard", str(board / "resume")) == 0
+    methods = ("compare", "dude[lr=0.05]", "sync[lr=0.05]")
+    assert call(*methods, *short, "--folder", str(tmp_path / "both"), "--tensorboard", str(board)) == 0
+    written = {path.parent.name for path in board.rglob("events.out.tfevents*")}
+    assert written == {"train", "resume", "dude-lr=0.05-seed0", "sync-lr=0.05-seed0"}
+
+
+def shell(*arguments):
+    command = [sys.executable, "-m", "dualdelay", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+def test_real_workers_train_resume_and_replay_from_the_shell(tmp_path, capsys):
+    """With --json standard output is one line, whatever Ray has to say."""
+    run = tmp_path / "run"
+    settings = ("--problem", "digits[workers=2]", "--fleet", "ray[cpus=0.5,gone=freeze,minimum=2]", "--optimizer", "Adam")
+    trained, err = shell("train", "dude[lr=0.05]", *settings, "--updates", 30, "--folder", run, "--json")
+    assert trained["updates"] == 30
+    assert "seconds to start" in err
+    config = json.loads((run / "config.json").read_text())
+    assert {key: config["fleet"][key] for key in ("name", "cpus", "gone", "minimum")} == {
+        "name": "ray", "cpus": 0.5, "gone": "freeze", "minimum": 2,
+    }  # fmt: skip
+    went_on, err = shell("resume", run, "--updates", 40, "--tensorboard", tmp_path / "board", "--json")
+    assert went_on["updates"] == 40
+    assert went_on["time"] > trained["time"]
+    assert list((tmp_path / "board").glob("events.out.tfevents*"))
+    assert call("replay", str(run), "--json") == 0
+    assert last_line(capsys.readouterr().out)["updates"] == 40
+    assert call("resume", str(run), "--json") == 0, "a finished run is shown again, and nobody is called"
+    assert last_line(capsys.readouterr().out)["time"] == went_on["time"]
 
 
 @pytest.mark.parametrize(
@@ -109,6 +183,19 @@ def test_list_shows_every_name_and_explains_one(capsys):
         (("compare", "--updates", "3"), "expected at least one"),
         (("resume", "nowhere"), "not the folder of a run"),
         (("list", "dud"), "did you mean 'dude'"),
+        ((*REAL, "rya"), "no fleet 'rya'; did you mean 'ray'"),
+        ((*REAL, "simulate"), "did you mean 'simulated'"),
+        ((*REAL, "simulated[cpus=2]"), "described by --speeds, --latency and --bandwidth"),
+        ((*REAL, "ray[cpu=2]"), "ray has no parameter 'cpu'; did you mean 'cpus'"),
+        ((*REAL, "ray[gone=away]"), "gone is 'away'; expected one of 'leave', 'freeze'"),
+        ((*REAL, "ray[minimum=9]"), "minimum is 9, but 3 workers are there"),
+        ((*REAL, "ray[faults=1]"), r"give it in Python: dd.RayFleet\(faults"),
+        ((*REAL, "ray", "--speeds", "fixed[times=[1,2,4]]"), "--speeds cannot be chosen for real workers"),
+        ((*REAL, "ray", "--latency", "1", "--bandwidth", "9"), "--latency and --bandwidth cannot be chosen"),
+        ((*REAL, "ray", "--threads", "2"), r"--threads cannot be chosen .* 'ray\[threads=2\]'"),
+        (("train", "dude[lr=0.1]", *FAST, "--updates", "3", "--optimizer", "Adagard"), "did you mean 'Adagrad'"),
+        (("compare", "dude[lr=0.1]", *FAST, "--updates", "3", "--schedule", "StepLR"), "StepLR needs step_size"),
+        (("train", "dude[lr=0.1]", *FAST, "--updates", "3", "--tensorboard", "/dev/null/x"), "written for TensorBoard"),
     ],
 )  # fmt: skip
 def test_bad_input_exits_with_2_and_one_error(arguments, said, capsys, inside):

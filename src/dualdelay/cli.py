@@ -51,7 +51,7 @@ def _shown(name: str, *totals: Any, real: bool, board: Path | None) -> Iterator[
     with ExitStack() as stack:
         boards = [] if board is None else [stack.enter_context(TensorBoard(board))]
         if real:
-            print("Ray and the workers' processes are starting; this takes some seconds.", file=sys.stderr)
+            print("real workers: Ray and their processes take some seconds to start", file=sys.stderr)
             yield {"log": [stack.enter_context(View(name, *totals)), *boards]}
         else:
             yield {"watch": [stack.enter_context(Watcher(name, *totals))], "log": boards}
@@ -102,6 +102,7 @@ def train(
     """Train with one method, on simulated workers of uneven speed or on real ones.
 
     Example: dualdelay train 'dude[lr=0.05]' --problem 'digits[workers=10,alpha=0.1]' --updates 2000
+
     On real workers, for a minute: dualdelay train 'dude[lr=0.05]' --problem 'digits[workers=4]' --fleet ray --time 60
     """
     method = parse("algorithm", algorithm)

@@ -31,8 +31,8 @@ BoardPath = Annotated[
 FleetText = Annotated[
     str,
     tyro.conf.arg(
-        help="Who computes: 'simulated' workers on a virtual clock in this process, or 'ray' for real ones, a process each, "
-        "such as 'ray[cpus=0.5,threads=2,gone=freeze,minimum=2]'. See: dualdelay list ray"
+        help="Who computes: 'simulated' workers on a virtual clock in this process, or 'ray' for real ones, a process "
+        "each, such as 'ray[cpus=0.5,threads=2,gone=freeze,minimum=2]'. See: dualdelay list ray"
     ),
 ]
 
@@ -52,10 +52,9 @@ class Common:
     time: MaybeFloat = None
     """Stop at this time: simulated, where arrivals at exactly that time count, or seconds on real workers."""
     optimizer: MaybeText = None
-    """Move the server's weights with an optimiser of torch, such as 'Adam[betas=(0.9,0.99)]'; its step size is the
-    method's lr. By default plain SGD, as in the paper."""
+    """The server's step: torch's optimiser of that name, such as 'Adam[betas=(0.9,0.99)]', with the method's lr."""
     schedule: MaybeText = None
-    """Change the step size as a schedule of torch does, such as 'StepLR[step_size=100]'; it steps once per update."""
+    """How the step size changes: torch's schedule of that name, such as 'StepLR[step_size=100]', one step per update."""
     folder: MaybePath = None
     """Where the run is kept, so that it can be resumed and replayed; by default a new folder under runs/."""
     checkpoint_every: MaybeInt = None
@@ -79,8 +78,7 @@ class Common:
     bad: Literal["retry", "stop"] = "retry"
     """What happens when a gradient is not finite: the worker tries again, or the run stops."""
     threads: int = 1
-    """How many threads torch uses in a simulation; small models are faster with one, and another number gives other
-    bits."""
+    """Threads that torch uses in a simulation; small models are faster with one, and another number gives other bits."""
     start: MaybePath = None
     """Initial weights, a model.safetensors of an earlier run."""
     tensorboard: BoardPath = None

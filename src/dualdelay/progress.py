@@ -40,10 +40,11 @@ class _Course:
         if self._first is None:
             self._first = (share, seconds)
         done = share - self._first[0]
-        return share, f"{_duration((seconds - self._first[1]) * (1 - share) / done)} left" if done > 0 else ""
+        return share, f"{duration((seconds - self._first[1]) * (1 - share) / done)} left" if done > 0 else ""
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """A time that a person can read."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -161,7 +162,7 @@ class View:
             signs = {**self._signs(values), "faults": _faults(values) or "none"}
             said = "  ".join(f"{name} {text}" for name, text in signs.items())
             text = f"{self._label}: {100 * share:3.0f}%  {version:,} updates  {said}  {left}"
-            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+            self._console.print(text.rstrip(), highlight=False, markup=False, soft_wrap=True)
 
     def _signs(self, values: Mapping[str, float]) -> dict[str, str]:
         """What to show of the run as a whole, the user's own metrics too."""
@@ -179,7 +180,7 @@ class View:
         bar = Grid.grid(expand=True, padding=(0, 2, 0, 0))
         bar.add_column(ratio=1)
         bar.add_column(no_wrap=True)
-        bar.add_row(ProgressBar(total=1.0, completed=share), "  ".join([*said, left]).rstrip())
+        bar.add_row(ProgressBar(total=1.0, completed=share, complete_style="green"), "  ".join([*said, left]).rstrip())
         signs = Grid.grid(padding=(0, 4, 0, 0))
         shown = self._signs(values)
         faults = Text(_faults(values), style="yellow")

@@ -143,7 +143,8 @@ def print_one(name: str, made: Any, console: Console) -> None:
         if note:
             console.print(f"  {parameter.name} ({default}): {note}")
     needed = [p.name for p in parameters(made).values() if p.default is p.empty]
-    console.print(f"\nWrite it as '{name}[{','.join(f'{key}=...' for key in needed)}]'." if needed else "")
+    text = f"{name}[{','.join(f'{key}=...' for key in needed)}]" if needed else name
+    console.print(f"\nWrite it as '{text}'{'' if needed else f', or with settings as {name}[setting=value,...]'}.")
 
 
 def _nameable(made: Any) -> list[inspect.Parameter]:

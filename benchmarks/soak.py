@@ -1,0 +1,182 @@
+"""A long run in bad weather: workers killed, leaving and joining, messages lost, repeated and late, the server stopped.
+
+    python benchmarks/soak.py --minutes 30 --seed 0 --out soak.txt
+
+Six workers train DuDe on the digits, each keeping its own last gradient. A thread kills one of their processes every 3 to
+10 seconds with SIGKILL and now and then asks one to leave and later to join; 2 % of the messages are lost, 2 % come twice and
+5 % up to a second late. Every minute the run ends, is audited and resumed from its folder. At the end the whole run is
+replayed in one process to the same bits, and a calm run makes as many updates. Linux only: whom to kill is read in /proc.
+The seed names the faults, not the order in which real processes meet them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import faulthandler
+import logging
+import os
+import random
+import signal
+import statistics
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from ray_updates import ray_here
+
+import dualdelay as dd
+
+WORKERS, LR = 6, 0.05
+LOST, REPEATED, LATE, LATEST = 0.02, 0.02, 0.05, 1.0
+SEGMENT = 60.0
+
+
+class Weather:
+    """What goes wrong, drawn from a seed, and how often it did."""
+
+    def __init__(self, seed: int) -> None:
+        """Nothing has gone wrong yet."""
+        self.counts: Counter[str] = Counter()
+        self._messages, self._moments = random.Random(f"messages {seed}"), random.Random(f"moments {seed}")
+
+    def faults(self, message: Any) -> list[tuple[float, Any]]:
+        """What becomes of a message."""
+        self.counts["messages"] += 1
+        chance = self._messages.random()
+        if chance < LOST:
+            self.counts["lost"] += 1
+            return []
+        if chance < LOST + REPEATED:
+            self.counts["repeated"] += 1
+            return [(0.0, message), (self._messages.uniform(0.0, LATEST), message)]
+        if chance < LOST + REPEATED + LATE:
+            self.counts["late"] += 1
+            return [(self._messages.uniform(0.0, LATEST), message)]
+        return [(0.0, message)]
+
+    def rage(self, fleet: dd.RayFleet, over: threading.Event) -> None:
+        """Kill workers, and have them leave and join, until told that it is over."""
+        moments, away = self._moments, {}
+        now = time.monotonic()
+        kill, leave = now + moments.uniform(3, 10), now + moments.uniform(10, 30)
+        while not over.wait(0.05):
+            now = time.monotonic()
+            if now >= kill:
+                kill = now + moments.uniform(3, 10)
+                worker = moments.randrange(WORKERS)
+                _, pid = fleet.places.get(worker, ("", -1))
+                if worker not in away and _is_ours(pid):
+                    os.kill(pid, signal.SIGKILL)
+                    self.counts["kills"] += 1
+            if now >= leave:
+                leave = now + moments.uniform(10, 30)
+                worker = moments.randrange(WORKERS)
+                if len(away) < WORKERS // 2 and worker not in away:
+                    away[worker] = now + moments.uniform(4, 15)
+                    fleet.leave(worker)
+            for worker in [worker for worker, back in away.items() if back <= now]:
+                del away[worker]
+                fleet.join(worker)
+
+
+def _is_ours(pid: int) -> bool:
+    """Whether a process is a Ray worker below this one: a number may have been given to another process since."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        if b"ray::" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return False
+        while pid > 1:
+            if pid == os.getpid():
+                return True
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return False
+
+
+def storm(folder: Path, minutes: float, seed: int) -> tuple[dd.Run, Weather, list[float]]:
+    """Train in bad weather, a segment at a time; returns the last run and the audit after each segment."""
+    weather, audits, count = Weather(seed), [], max(1, round(minutes * 60 / SEGMENT))
+    for segment in range(1, count + 1):
+        fleet = dd.RayFleet(restarts=10**6, resend=0.5, cpus=0.1, faults=weather.faults)
+        over = threading.Event()
+        thread = threading.Thread(target=weather.rage, args=(fleet, over), daemon=True)
+        limit = segment * minutes * 60 / count
+        faulthandler.dump_traceback_later(SEGMENT + 240, exit=True)  # it hangs
+        thread.start()
+        try:
+            if segment == 1:
+                method = dd.DuDe(lr=LR, memory="workers")
+                schedule: dict[str, Any] = {"evaluate_seconds": 5.0, "checkpoint_every": 2000}
+                run = dd.train(method, dd.Digits(workers=WORKERS), fleet, time=limit, folder=folder, **schedule)
+            else:
+                run = dd.resume(folder, time=limit, fleet=fleet)
+        finally:
+            over.set()
+            thread.join()
+            faulthandler.cancel_dump_traceback_later()
+        weather.counts += fleet.counts
+        assert run.error is not None
+        audits.append(run.error)
+        last = dict(list(run.metrics.rows())[-1])
+        print(
+            f"segment {segment}/{count}: {run.version} updates, {weather.counts['kills']} kills, audit {run.error:.1e}, "
+            f"loss {last['objective']:.4f}, accuracy {last['accuracy']:.4f}",
+            flush=True,
+        )
+    return run, weather, audits
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="a file for the table")
+    options = parser.parse_args()
+    logging.getLogger("dualdelay").setLevel(logging.ERROR)  # it would tell of every crash
+    with tempfile.TemporaryDirectory() as place, ray_here(WORKERS):
+        folder = Path(place) / "storm"
+        run, weather, audits = storm(folder, options.minutes, options.seed)
+        begin = time.perf_counter()
+        dd.replay(folder)
+        replayed = time.perf_counter() - begin
+        problem = dd.Digits(workers=WORKERS)
+        method = dd.DuDe(lr=LR, memory="workers")
+        calm = dd.train(method, problem, dd.RayFleet(cpus=0.1), updates=run.version, evaluate_seconds=5.0)
+    counts = weather.counts
+    happened = Counter(event["kind"] for event in run.trace.events)
+    lines = [f"{'':28}{'storm':>12}{'calm':>12}"]
+
+    def line(name: str, storm: object, calm: object = "") -> None:
+        lines.append(f"{name:28}{storm:>12}{calm:>12}")
+
+    line("minutes", f"{run.time / 60:.1f}", f"{calm.time / 60:.1f}")
+    line("updates", run.version, calm.version)
+    line("arrivals", len(run.trace), len(calm.trace))
+    line("processes killed", counts["kills"])
+    for name, kind in (
+        ("crashes seen", "crashed"),
+        ("memories restored", "restored"),
+        ("left", "left"),
+        ("joined", "joined"),
+    ):
+        line(name, happened[kind])
+    for name in ("messages", "lost", "repeated", "late"):
+        line("messages" if name == "messages" else f"messages {name}", counts[name])
+    line("replies dropped", counts["dropped"])
+    line("requests sent again", counts["sent again"])
+    line("runs resumed", len(audits) - 1)
+    line("worst audit", f"{max(audits):.1e}", f"{calm.error:.1e}")
+    line("median audit", f"{statistics.median(audits):.1e}")
+    line("replay to the same bits, s", f"{replayed:.1f}")
+    for name in ("objective", "accuracy"):
+        line(f"final {name}", f"{run.metrics[name][-1]:.5f}", f"{calm.metrics[name][-1]:.5f}")
+    line("tau max", run.delays.tau_max, calm.delays.tau_max)
+    print("\n" + "\n".join(lines))
+    if options.out:
+        options.out.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
