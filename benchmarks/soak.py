@@ -3,10 +3,10 @@
     python benchmarks/soak.py --minutes 30 --seed 0 --out soak.txt
 
 Six workers train DuDe on the digits, each keeping its own last gradient. A thread kills one of their processes every 3 to
-10 seconds with SIGKILL and now and then asks one to leave and later to join; 2 % of the messages are lost, 2 % come twice and
-5 % up to a second late. Every minute the run ends, is audited and resumed from its folder. At the end the whole run is
-replayed in one process to the same bits, and a calm run makes as many updates. Linux only: whom to kill is read in /proc.
-The seed names the faults, not the order in which real processes meet them.
+10 seconds with SIGKILL, and now and then asks one to leave and later to join; 2 % of the messages are lost, 2 % come twice
+and 5 % up to a second late. Every minute the run ends, is audited and resumed from its folder under a new Ray. At the end
+the whole run is replayed in one process to the same bits, and a calm run makes as many updates. Linux only: whom to kill is
+read in /proc. The seed names the faults, not the order in which real processes meet them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
-
-from ray_updates import ray_here
 
 import dualdelay as dd
 
@@ -99,7 +97,7 @@ def storm(folder: Path, minutes: float, seed: int) -> tuple[dd.Run, Weather, lis
     """Train in bad weather, a segment at a time; returns the last run and the audit after each segment."""
     weather, audits, count = Weather(seed), [], max(1, round(minutes * 60 / SEGMENT))
     for segment in range(1, count + 1):
-        fleet = dd.RayFleet(restarts=10**6, resend=0.5, cpus=0.1, faults=weather.faults)
+        fleet = dd.RayFleet(restarts=10**6, resend=0.5, faults=weather.faults)
         over = threading.Event()
         thread = threading.Thread(target=weather.rage, args=(fleet, over), daemon=True)
         limit = segment * minutes * 60 / count
@@ -135,7 +133,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a file for the table")
     options = parser.parse_args()
     logging.getLogger("dualdelay").setLevel(logging.ERROR)  # it would tell of every crash
-    with tempfile.TemporaryDirectory() as place, ray_here(WORKERS):
+    with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "storm"
         run, weather, audits = storm(folder, options.minutes, options.seed)
         begin = time.perf_counter()
@@ -143,7 +141,7 @@ def main() -> None:
         replayed = time.perf_counter() - begin
         problem = dd.Digits(workers=WORKERS)
         method = dd.DuDe(lr=LR, memory="workers")
-        calm = dd.train(method, problem, dd.RayFleet(cpus=0.1), updates=run.version, evaluate_seconds=5.0)
+        calm = dd.train(method, problem, dd.RayFleet(), updates=run.version, evaluate_seconds=5.0)
     counts = weather.counts
     happened = Counter(event["kind"] for event in run.trace.events)
     lines = [f"{'':28}{'storm':>12}{'calm':>12}"]

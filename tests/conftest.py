@@ -1,3 +1,4 @@
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -6,11 +7,12 @@ import torch
 import dualdelay as dd
 from own import METHODS
 
+os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = "(?s).*"  # before Ray is imported: the tests kill workers on purpose
 torch.set_num_threads(1)  # the tensors are tiny: a second thread would mostly wait
 
 
-@pytest.fixture(scope="session")
-def ray_here() -> Iterator[None]:
+@pytest.fixture
+def ray_here() -> None:
     """One Ray on loopback for all tests that need one; each run still starts processes of its own."""
     import ray
 
@@ -20,10 +22,9 @@ def ray_here() -> Iterator[None]:
 
     ray.cloudpickle.register_pickle_by_value(real)  # the workers do not have this folder on their path
     own_token()
-    with staying_here(True):
-        ray.init("local", include_dashboard=False, num_cpus=64, log_to_driver=False, configure_logging=False)
-    yield
-    ray.shutdown()
+    if not ray.is_initialized():
+        with staying_here(True):
+            ray.init("local", include_dashboard=False, num_cpus=64, log_to_driver=False, configure_logging=False)
 
 
 @pytest.fixture

@@ -74,8 +74,7 @@ class Post:
             raise BadInput("real workers need Ray, which is not installed: pip install 'dualdelay[ray]'.") from None
         self._ray, self._fleet = ray, fleet
         self._ours = not ray.is_initialized()
-        if self._ours:
-            self._connect(problem.workers)
+        self._connect(problem.workers)
         with warnings.catch_warnings():  # torch says once that what Ray hands out is read-only: nobody writes to it
             warnings.simplefilter("ignore")
             torch.from_numpy(np.frombuffer(b"read-only", dtype=np.uint8))
@@ -96,6 +95,9 @@ class Post:
         address = fleet.address or fleet.host
         if address not in ("auto", "local"):
             require_secure(address, fleet.insecure)
+        if not self._ours:
+            self._require_connected_to(fleet.address)
+            return
         with staying_here(is_loopback(address)):
             try:
                 if fleet.address is None:
@@ -116,6 +118,16 @@ class Post:
         except BadInput:
             ray.shutdown()
             raise
+
+    def _require_connected_to(self, address: str | None) -> None:
+        """Refuse a Ray that the user's program has connected to elsewhere."""
+        found = self._ray.get_runtime_context().gcs_address
+        if address not in (None, "auto", "local", found):
+            raise BadInput(
+                f"this program is connected to Ray at {found} already, and the fleet's address is {address}; call "
+                "ray.shutdown() first, or leave the address out."
+            )
+        require_secure(found, self._fleet.insecure)
 
     def hire(self, worker: int, incarnation: int) -> None:
         """Start a worker's process; what was left of an earlier one is killed."""

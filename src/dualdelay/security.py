@@ -13,8 +13,10 @@ from .errors import BadInput
 
 def is_loopback(address: str) -> bool:
     """Whether an address, with or without a port, can be reached from this machine alone."""
-    host = address.removeprefix("ray://").rsplit(":", 1)[0] if address.count(":") == 1 or "]" in address else address
-    host = host.removeprefix("ray://").strip("[]")
+    host = address.removeprefix("ray://")
+    if host.count(":") == 1 or "]:" in host:
+        host = host.rpartition(":")[0]
+    host = host.strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

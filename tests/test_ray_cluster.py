@@ -1,0 +1,138 @@
+"""Several machines, as several raylets on this one: nodes die, come late, and strangers are kept out."""
+
+import random
+import threading
+import time
+
+import numpy as np
+import pytest
+import ray
+import torch
+from ray.cluster_utils import Cluster
+
+import dualdelay as dd
+from dualdelay.post import staying_here
+from real import Real, Until, check, kill, kinds
+
+TRIO = [[0.0, 1.0], [6.0, -2.0], [12.0, 4.0]]
+NODE = {"node_ip_address": "127.0.0.1", "include_dashboard": False, "object_store_memory": 100 << 20}
+SOON = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 200,
+    "health_check_timeout_ms": 500,
+    "health_check_failure_threshold": 2,
+}
+
+
+@pytest.fixture
+def cluster():
+    """A head where the server runs, and no workers yet; whatever Ray the other tests use is put aside."""
+    import real
+
+    ray.shutdown()
+    ray.cloudpickle.register_pickle_by_value(real)
+    with staying_here(True):
+        made = Cluster(initialize_head=True, head_node_args={**NODE, "num_cpus": 0, "_system_config": SOON})
+        try:
+            yield made
+        finally:
+            ray.shutdown()
+            made.shutdown()
+
+
+def test_an_address_where_nobody_is_says_so():
+    ray.shutdown()
+    with pytest.raises(dd.BadInput, match=r"Ray at '127\.0\.0\.1:9' could not be started or joined"):
+        dd.train(dd.DuDe(lr=0.1), dd.Quadratic([[0.0]]), dd.RayFleet(address="127.0.0.1:9"), updates=1)
+
+
+def node(cluster, cpus, **resources):
+    return cluster.add_node(**NODE, num_cpus=cpus, resources=resources)
+
+
+def test_a_node_dies_and_its_workers_come_back_elsewhere(cluster, tmp_path):
+    nodes = [node(cluster, 2), node(cluster, 3)]
+    problem, fleet = Real(TRIO, pause=0.02), dd.RayFleet(address=cluster.address)
+    removed = []
+
+    def remove(state, a):
+        if a.worker == 0 and a.job.draw == 15 and not removed:
+            lost = next(n for n in nodes if n.node_id == fleet.places[0][0])
+            removed.extend(worker for worker, (where, _) in fleet.places.items() if where == lost.node_id)
+            cluster.remove_node(lost, allow_graceful=False)
+            if lost is nodes[1]:
+                node(cluster, 3)
+        return bool(removed) and a.worker == 0 and a.job.draw > 30
+
+    algorithm = dd.DuDe(lr=0.05, memory="workers")
+    run = dd.train(algorithm, problem, fleet, folder=tmp_path / "run", **Until(remove))
+    assert removed and {e["worker"] for e in run.trace.events if e["kind"] == "crashed"} == set(removed)
+    assert len({where for where, _ in fleet.places.values()}) >= 1 and run.state.n == 3
+    check(run, tmp_path / "run", problem)
+
+
+def test_a_worker_joins_when_the_machine_with_its_data_appears(cluster, tmp_path):
+    node(cluster, 2, here=2)
+    problem = Real(TRIO, pause=0.01, noise=0.0)
+    fleet = dd.RayFleet(address=cluster.address, resources=[{"here": 1}, {"here": 1}, {"there": 1}], patience=6.0)
+    added = []
+
+    def add(state, a):
+        if a.worker == 0 and a.job.draw == 40 and not added:
+            added.append(a.time)
+            threading.Thread(target=node, args=(cluster, 1), kwargs={"there": 1}).start()
+        return a.worker == 2 and a.job.draw > 60
+
+    run = dd.train(dd.DuDe(lr=0.1), problem, fleet, folder=tmp_path / "run", **Until(add))
+    assert kinds(run) == ["left", "joined"] and "has not started in 6 s" in run.trace.events[0]["text"]
+    assert torch.allclose(run.x, torch.tensor([6.0, 1.0], dtype=torch.float64), atol=0.05)
+    check(run, tmp_path / "run", problem)
+
+
+def test_training_survives_a_minute_of_chaos(cluster, tmp_path):
+    """Workers and a node are killed at random moments, by a seed; then audit, replay, and the accuracy of a calm run."""
+    nodes = [node(cluster, 4), node(cluster, 4)]
+    dice = random.Random(5)
+    problem = dd.Digits(workers=4, alpha=0.5, seed=1)
+    fleet = dd.RayFleet(address=cluster.address, restarts=100, resend=1.0)
+    stop, kills = threading.Event(), []
+
+    def havoc():
+        began, node_lost = time.monotonic(), False
+        while not stop.wait(dice.uniform(2.0, 5.0)):
+            if not node_lost and time.monotonic() - began > 15:
+                node_lost = True
+                cluster.remove_node(nodes[0], allow_graceful=False)
+                kills.append("node")
+                continue
+            worker = dice.randrange(4)
+            try:
+                kill(fleet, worker)
+                kills.append(worker)
+            except (KeyError, ProcessLookupError):
+                pass  # it is not up at the moment
+
+    thread = threading.Thread(target=havoc)
+    began = []
+
+    def start(state, a):
+        if not began:
+            began.append(a.time)
+            thread.start()
+
+    algorithm = dd.DuDe(lr=0.1, memory="workers")
+    try:
+        run = dd.train(algorithm, problem, fleet, time=45.0, watch=[start], evaluate_seconds=15.0, folder=tmp_path / "run")
+    finally:
+        stop.set()
+        thread.join()
+    assert "node" in kills and len(kills) >= 6, kills
+    assert kinds(run).count("crashed") >= 5 and run.state.n == 4 and run.error < 1e-12
+    again = dd.replay(tmp_path / "run")
+    assert torch.equal(again.x, run.x)
+    calm = [
+        dd.simulate(algorithm, problem, dd.ExponentialSpeeds(4, seed=seed), updates=run.version, evaluate_every=run.version)
+        for seed in range(3)
+    ]
+    accuracies = np.array([other.metrics.accuracy[-1] for other in calm])
+    assert abs(run.metrics.accuracy[-1] - accuracies.mean()) < 0.03 + 3 * accuracies.std()
