@@ -22,7 +22,7 @@ from .errors import BadInput
 from .fleet import Message
 from .messages import Died, Measured, Notice, Ready, Reply, Request
 from .ray_fleet import RayFleet
-from .security import is_loopback, own_token, require_secure
+from .security import is_loopback, own_token, require_answer, require_here, require_same_ray, require_secure
 from .worker import Worker
 
 _SAID_HERE = "A worker died or was killed|has been marked dead|Raylet is terminated"  # Ray need not say it again
@@ -96,8 +96,10 @@ class Post:
         if address not in ("auto", "local"):
             require_secure(address, fleet.insecure)
         if not self._ours:
-            self._require_connected_to(fleet.address)
+            require_same_ray(fleet.address, ray.get_runtime_context().gcs_address, fleet.insecure)
             return
+        if fleet.address is not None:
+            require_answer(fleet.address)
         with staying_here(is_loopback(address)):
             try:
                 if fleet.address is None:
@@ -107,27 +109,14 @@ class Post:
                 else:
                     ray.init(fleet.address, **options)
             except (ConnectionError, RuntimeError, ValueError) as error:
-                raise BadInput(f"Ray at {address!r} could not be started or joined: {error}") from None
+                raise BadInput(f"Ray at {address} could not be started or joined: {error}") from None
         try:
             found = ray.get_runtime_context().gcs_address
             require_secure(found, fleet.insecure)
-            if fleet.address is None and is_loopback(fleet.host) and not is_loopback(found):
-                raise BadInput(
-                    f"Ray was to stay on {fleet.host} and has bound to {found}; start a cluster and give its address."
-                )
+            require_here(address, found)
         except BadInput:
             ray.shutdown()
             raise
-
-    def _require_connected_to(self, address: str | None) -> None:
-        """Refuse a Ray that the user's program has connected to elsewhere."""
-        found = self._ray.get_runtime_context().gcs_address
-        if address not in (None, "auto", "local", found):
-            raise BadInput(
-                f"this program is connected to Ray at {found} already, and the fleet's address is {address}; call "
-                "ray.shutdown() first, or leave the address out."
-            )
-        require_secure(found, self._fleet.insecure)
 
     def hire(self, worker: int, incarnation: int) -> None:
         """Start a worker's process; what was left of an earlier one is killed."""

@@ -6,21 +6,42 @@ import ipaddress
 import logging
 import os
 import secrets
+import socket
 from pathlib import Path
 
 from .errors import BadInput
 
 
+def split(address: str) -> tuple[str, int | None]:
+    """The host of an address and its port, if it has one."""
+    host = address.removeprefix("ray://")
+    port = None
+    if host.count(":") == 1 or "]:" in host:
+        host, _, text = host.rpartition(":")
+        port = int(text) if text.isdigit() else None
+    return host.strip("[]"), port
+
+
 def is_loopback(address: str) -> bool:
     """Whether an address, with or without a port, can be reached from this machine alone."""
-    host = address.removeprefix("ray://")
-    if host.count(":") == 1 or "]:" in host:
-        host = host.rpartition(":")[0]
-    host = host.strip("[]")
+    host, _ = split(address)
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def require_answer(address: str) -> None:
+    """Refuse an address where nobody listens; Ray would try for minutes."""
+    host, port = split(address)
+    if port is not None:
+        try:
+            socket.create_connection((host, port), timeout=10).close()
+        except OSError as error:
+            raise BadInput(
+                f"nobody answers at {address} ({error}); start the cluster there first (ray start --head), or leave the "
+                "address out to start Ray on this machine."
+            ) from None
 
 
 _OWN = secrets.token_hex(32)  # for what is started here, so that nothing is written to the home folder
@@ -65,3 +86,13 @@ def require_here(wanted: str, found: str) -> None:
             f"Ray was to stay on {wanted} and is at {found}, where others can reach it. Start it by hand (ray start --head "
             "--node-ip-address=127.0.0.1) and give its address."
         )
+
+
+def require_same_ray(wanted: str | None, found: str, insecure: bool) -> None:
+    """Refuse a Ray that the user's program has connected to, if it is another or open to strangers."""
+    if wanted not in (None, "auto", "local", found):
+        raise BadInput(
+            f"this program is connected to Ray at {found} already, and the fleet's address is {wanted}; call "
+            "ray.shutdown() first, or leave the address out."
+        )
+    require_secure(found, insecure)
