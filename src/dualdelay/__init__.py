@@ -21,6 +21,7 @@ from .delays import Delays, delay_grids
 from .draws import Draws
 from .drive import Interrupted
 from .errors import BadInput, DualDelayError, ReplayMismatch, RunFailed
+from .loggers import TensorBoard
 from .problems import PROBLEMS, Digits, LocalSteps, Logistic, Network, Quadratic, without_batchnorm
 from .ray_fleet import RayFleet
 from .recorded import replay, resume
@@ -82,6 +83,7 @@ __all__ = [
     "State",
     "SyncSGD",
     "Table",
+    "TensorBoard",
     "Trace",
     "TruncatedNormalSpeeds",
     "UniformASGD",

@@ -69,9 +69,9 @@ def _finish(json: bool, command: str, **values: Any) -> None:
         print(jsonlib.dumps({"command": command, **values}))
 
 
-def _draw(table: Table, path: Path, console: Console) -> str | None:
+def _draw(table: Table, path: Path, console: Console, clock: str = "simulated time") -> str | None:
     try:
-        draw(table, path)
+        draw(table, path, clock)
     except BadInput as error:  # no matplotlib: the numbers are there all the same
         console.print(f"no figure: {error}")
         return None
@@ -85,7 +85,8 @@ def _report(run: Run, json: bool, command: str) -> None:
     for note in run.notes:
         console.print(f"note: {note}.")
     reports.print_run(run, console)
-    figure = _draw(comparing.tidy([(name, 0, run)]), run.folder / "figure.png", console)
+    clock = "seconds" if "fleet" in Folder(run.folder).config() else "simulated time"
+    figure = _draw(comparing.tidy([(name, 0, run)]), run.folder / "figure.png", console, clock)
     console.print(f"folder: {run.folder}")
     _finish(json, command, folder=str(run.folder), figure=figure, algorithm=name, **plain(run.summary()))
 

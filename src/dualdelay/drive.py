@@ -67,7 +67,7 @@ def totals(
     if updates is not None:
         require_whole("updates", updates, 0)
     if time is not None and not (math.isfinite(time) and time >= 0):
-        raise BadInput(f"time is {time}; expected finite simulated seconds, zero or more.")
+        raise BadInput(f"time is {time}; expected finite seconds, zero or more.")
     if every is not None:
         require_whole("evaluate_every", every, 1)
     if seconds is not None:

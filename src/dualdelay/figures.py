@@ -35,8 +35,8 @@ def style(label: str, seen: dict[str, int]) -> dict[str, Any]:
     return {"color": COLOURS.get(name, _OTHER), "linestyle": _STYLES[seen[name] % len(_STYLES)], "linewidth": 1.8}
 
 
-def draw(table: Table, path: Path) -> Path:
-    """The objective and, where there is one, the accuracy against simulated time: the mean over seeds with its range."""
+def draw(table: Table, path: Path, clock: str = "simulated time") -> Path:
+    """The objective and, where there is one, the accuracy against time: the mean over seeds with its range."""
     try:
         import matplotlib.pyplot as plt
         from matplotlib import ticker
@@ -61,7 +61,7 @@ def draw(table: Table, path: Path) -> Path:
             axis.plot(grid, values.mean(0), label=label, **look)
             if len(curves) > 1:
                 axis.fill_between(grid, values.min(0), values.max(0), color=look["color"], alpha=0.15, linewidth=0)
-        axis.set_xlabel("simulated time")
+        axis.set_xlabel(clock)
         axis.set_ylabel(title)
         axis.grid(alpha=0.3)
         low, high = np.nanmin(table[column]), np.nanmax(table[column])

@@ -29,6 +29,7 @@ class Monitor:
         self._new: list[tuple[int, int]] = []  # worker and version of gradients that no update has used yet
         self._tau_max = 0
         self._before = 0
+        self._last: tuple[float, int, Counter[int]] | None = None  # seconds, updates and arrivals of the last time
 
     def __call__(self, loop: Loop, arrival: Arrival | None) -> None:
         """Look at a run after something has happened."""
@@ -51,14 +52,17 @@ class Monitor:
     def tell(self, loop: Loop) -> None:
         """Tell the loggers how the run stands."""
         now, version = time.perf_counter(), loop.state.version
-        seconds = max(now - self._told, 1e-9)
+        seconds, updates, arrived = now - self._told, version - self._version, self._arrived.copy()
+        if self._last is not None and seconds < self._every / 2:  # the end comes soon after: too short for a rate
+            seconds, updates, arrived = seconds + self._last[0], updates + self._last[1], arrived + self._last[2]
+        self._last = (seconds, updates, arrived)
         if isinstance(loop.state, AggregateState):
             unused = {worker for worker, _ in self._new}
             in_use = (taken for worker, taken in self._taken.items() if worker not in unused)
             self._tau_max = max([self._tau_max, *(version - taken for taken in in_use)])
         values = {
             "time": loop.now,
-            "updates_per_second": (version - self._version) / seconds,
+            "updates_per_second": updates / seconds,
             "loss": sum(self._loss.values()) / len(self._loss) if self._loss else math.nan,
             "tau_max": float(self._tau_max),
         }
@@ -68,7 +72,7 @@ class Monitor:
         for kind in ("crashed", "failed", "rejected", "left", "frozen", "joined", "late"):
             values[f"faults/{kind}"] = float(sum(count for (name, _), count in faults.items() if name == kind))
         for worker in range(loop.problem.workers):
-            values[f"worker/{worker}/rate"] = self._arrived[worker] / seconds
+            values[f"worker/{worker}/rate"] = arrived[worker] / seconds
             values[f"worker/{worker}/delay"] = float(self._delay.get(worker, 0))
             values[f"worker/{worker}/crashes"] = float(faults["crashed", worker])
         self._told, self._version = now, version
