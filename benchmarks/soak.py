@@ -123,6 +123,8 @@ def storm(folder: Path, minutes: float, seed: int) -> tuple[dd.Run, Weather, lis
             f"loss {last['objective']:.4f}, accuracy {last['accuracy']:.4f}",
             flush=True,
         )
+        if run.error > 1e-9:  # is the sum wrong, or did the audit miss a worker? A replay has them all
+            print(f"  the same model, replayed: audit {dd.replay(folder).error:.1e}", flush=True)
     return run, weather, audits
 
 
@@ -137,7 +139,7 @@ def main() -> None:
         folder = Path(place) / "storm"
         run, weather, audits = storm(folder, options.minutes, options.seed)
         begin = time.perf_counter()
-        dd.replay(folder)
+        again = dd.replay(folder)
         replayed = time.perf_counter() - begin
         problem = dd.Digits(workers=WORKERS)
         method = dd.DuDe(lr=LR, memory="workers")
@@ -167,6 +169,7 @@ def main() -> None:
     line("runs resumed", len(audits) - 1)
     line("worst audit", f"{max(audits):.1e}", f"{calm.error:.1e}")
     line("median audit", f"{statistics.median(audits):.1e}")
+    line("audit of the replay", f"{again.error:.1e}")
     line("replay to the same bits, s", f"{replayed:.1f}")
     for name in ("objective", "accuracy"):
         line(f"final {name}", f"{run.metrics[name][-1]:.5f}", f"{calm.metrics[name][-1]:.5f}")

@@ -62,7 +62,8 @@ class Crew(Fleet):
             if staff.short:
                 raise RunFailed(staff.short)
             if self._wakes and self._wakes[0] <= now:
-                self._head = Due(heapq.heappop(self._wakes), "wake")
+                heapq.heappop(self._wakes)
+                self._head = Due(now, "wake")
             elif staff.ready:
                 if self._prepared(staff.ready[0]):
                     self._head = staff.ready.popleft()._replace(time=now)

@@ -115,9 +115,10 @@ class Loop:
             orders, arrival = self._step(a), a
             self.fleet.accept(a)
             self._streaks.pop(a.worker, None)
-            self.recorder.arrival(a, s.version, self._fingerprint())
         if orders:
             self._carry_out(orders)
+        if arrival is not None:  # written down while the workers are busy again
+            self.recorder.arrival(arrival, s.version, self._fingerprint())
         every = self._schedule.updates if self._schedule else None
         if every is not None and s.version != before and s.version % every == 0:
             self.look(due.time)

@@ -64,7 +64,7 @@ class Trace(Table):
 
     ``version`` is the model the gradient was taken at, ``after`` the server's version once it was absorbed. What is no
     arrival stands in ``events``, where ``row`` says how many arrivals came before it: rejected, left, joined, wake, and
-    for real workers failed, crashed, restored, frozen, thawed and late.
+    for real workers failed, crashed, lost, restored, frozen, thawed and late.
     """
 
     def __init__(self, columns: Mapping[str, Column], events: list[dict[str, Any]]) -> None:
