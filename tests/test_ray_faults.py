@@ -227,6 +227,22 @@ def test_the_server_is_killed_and_resume_goes_on_from_the_last_checkpoint(tmp_pa
     assert torch.equal(replayed.x, run.x)
 
 
+def test_killed_at_the_very_end_there_is_no_audit_and_the_record_is_right(tmp_path):
+    problem, fleet, folder = Real(TRIO), dd.RayFleet(), tmp_path / "run"
+
+    def strike(state, a):
+        if state.version == 40:
+            kill(fleet, 1)
+            time.sleep(0.5)
+
+    run = dd.train(dd.DuDe(lr=0.05, memory="workers"), problem, fleet, updates=40, watch=[strike], folder=folder)
+    assert run.error is None and run.notes == ("there is no audit: workers [1] did not say at the end what they keep",)
+    assert dd.replay(folder, problem).error < 1e-12
+    longer = dd.resume(folder, updates=80, problem=problem)
+    assert kinds(longer)[:2] == ["lost", "restored"]
+    check(longer, folder, problem)
+
+
 def test_interrupted_it_is_saved_and_goes_on(tmp_path):
     problem, folder = Real(TRIO, pause=0.01), tmp_path / "run"
 

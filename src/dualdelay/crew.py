@@ -151,7 +151,9 @@ class Crew(Fleet):
 
     def held(self) -> dict[int, Tensor]:
         spares = {w: desk.spare for w, desk in enumerate(self._staff.desks) if desk.spare is not None}
-        return {**(self._known or self._ask_held(self._keeping())), **spares}
+        held = {**(self._known or self._ask_held(self._keeping())), **spares}
+        self.silent = [w for w, desk in enumerate(self._staff.desks) if desk.memory != "none" and w not in held]
+        return held
 
     def forget(self, worker: int) -> Tensor | None:
         desk = self._staff.desks[worker]
@@ -213,14 +215,13 @@ class Crew(Fleet):
 
     def save(self) -> dict[str, Any]:
         saved, desks = super().save(), self._staff.desks
-        known = {worker for worker, _ in saved["held"]}
         due = {worker: reply.request.draw for worker, reply in self._staff.replies.items()}  # still to do
         return {
             **saved,
             "now": self._staff.now,
             "queues": [[*([due[w]] if w in due else []), *desk.jobs] for w, desk in enumerate(desks)],
             "away": sorted(self._away),
-            "lost": [w for w, desk in enumerate(desks) if desk.memory != "none" and w not in known],
+            "lost": list(self.silent),
             "wakes": self._wakes,
             "looks": [
                 (look.time, look.model.version, self._weights(look.model)) for look in self._staff.looks.open.values()

@@ -183,6 +183,10 @@ def _with_end(loop: Loop, now: float) -> Table:
 
 def ended_run(loop: Loop, table: Table, now: float, ended: str, path: Path | None, notes: tuple[str, ...] = ()) -> Run:
     """What a loop has come to, with the audit of its sum."""
-    state = loop.state
-    error = state.error(loop.fleet.held()) if isinstance(state, AggregateState) else None
+    state, error = loop.state, None
+    if isinstance(state, AggregateState):
+        error = state.error(loop.fleet.held())
+        if loop.fleet.silent:
+            error = None
+            notes = (*notes, f"there is no audit: workers {list(loop.fleet.silent)} did not say at the end what they keep")
     return Run(loop.algorithm, loop.problem, state, loop.recorder.trace(), table, now, ended, error, path, notes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -48,6 +48,7 @@ class Fleet(ABC):
 
     copies = False  # whether a model is copied on its way out, so that the server may go on in place
     measures = False  # whether the workers evaluate F
+    silent: Sequence[int] = ()  # workers that keep something and did not say what, when they were asked last
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
