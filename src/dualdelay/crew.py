@@ -93,16 +93,16 @@ class Crew(Fleet):
             return True
         self._known = self._ask_held(keeping)
         missing = [worker for worker in keeping if worker not in self._known]
+        self._lose(*missing)
         for worker in missing:
             desk = self._staff.desks[worker]
-            self._lose(worker)
             if desk.at_work and not desk.blocked:
                 self._staff.crashed(worker, "it does not say what it keeps")
         return not missing
 
-    def _lose(self, worker: int) -> None:
+    def _lose(self, *workers: int) -> None:
         """What a worker kept is gone, and is put together from the others' before anything else happens."""
-        self._staff.ready.extendleft([Due(0.0, "restored", worker), Due(0.0, "lost", worker)])
+        self._staff.ready.extendleft(Due(0.0, kind, worker) for kind in ("restored", "lost") for worker in workers)
 
     def _keeping(self) -> list[int]:
         """The workers whose memory is with them alone."""
@@ -150,9 +150,11 @@ class Crew(Fleet):
         self._staff.dispatch(a.worker)
 
     def held(self) -> dict[int, Tensor]:
-        spares = {w: desk.spare for w, desk in enumerate(self._staff.desks) if desk.spare is not None}
-        held = {**(self._known or self._ask_held(self._keeping())), **spares}
-        self.silent = [w for w, desk in enumerate(self._staff.desks) if desk.memory != "none" and w not in held]
+        desks, keeping = self._staff.desks, self._keeping()
+        known = {**self._known, **self._ask_held(worker for worker in keeping if worker not in self._known)}
+        held = {worker: known[worker] for worker in keeping if worker in known}
+        held |= {worker: desk.spare for worker, desk in enumerate(desks) if desk.spare is not None}
+        self.silent = [worker for worker, desk in enumerate(desks) if desk.memory != "none" and worker not in held]
         return held
 
     def forget(self, worker: int) -> Tensor | None:
@@ -236,10 +238,9 @@ class Crew(Fleet):
         for worker, draws in enumerate(saved["queues"]):
             self._staff.desks[worker].queue.extend(draws)
             if worker in saved["lost"]:
-                self._staff.desks[worker].blocked = True
-                self._staff.push("lost", worker)
-                self._staff.push("restored", worker)
+                self._staff.desks[worker].blocked, self._staff.desks[worker].memory = True, "lost"
             self._staff.dispatch(worker)
+        self._lose(*saved["lost"])
         for worker in self._away.difference(self._fleet.absent):
             self._fleet.join(worker)
         for moment, version, x in saved["looks"]:

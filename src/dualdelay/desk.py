@@ -76,7 +76,7 @@ class Looks:
 
     def drop(self, worker: int, *numbers: int) -> None:
         """Nothing more will come from a worker, for these evaluations or for all."""
-        for number in numbers or tuple(self.open):
+        for number in self.open.keys() & set(numbers or self.open):
             look = self.open[number]
             look.waiting.discard(worker)
             if not look.waiting:

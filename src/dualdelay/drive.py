@@ -94,7 +94,7 @@ def drive(
     log: Sequence[Logger] = (),
 ) -> Run:
     """Advance a loop to its end, saving on the way; ``ended`` says why if it is there already."""
-    monitor = Monitor(log) if log else None
+    monitor = Monitor(log, loop.state.version) if log else None
     updates, limit, every = config["updates"], config["time"], config["checkpoint_every"]
     share = _share(loop, updates, limit)
     rows_saved, moment_saved, judged = len(loop.recorder), loop.moment if resumed else -1, 0

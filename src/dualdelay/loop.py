@@ -189,7 +189,7 @@ class Loop:
         self.recorder.event("rejected", a.time, self.state.version, *a.job)
         self.fleet.retry(a)
         streak = self._streaks[a.worker] = self._streaks.get(a.worker, 0) + 1
-        if self._bad == "stop" or streak >= _IN_A_ROW:
+        if self._bad == "stop" or (self._bad == "retry" and streak >= _IN_A_ROW):
             shape, expected = tuple(a.value.shape), tuple(self.state.weights.shape)
             what = "values that are not finite" if shape == expected else f"shape {shape}, expected {expected}"
             raise RunFailed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 import numpy.typing as npt
@@ -63,3 +64,9 @@ class Measured(NamedTuple):
 
 
 Notice = Reply | Ready | Died | Measured
+
+
+def why_dead(error: str) -> tuple[str, bool]:
+    """Why an actor is dead, from Ray's explanation, and whether the next would die of the same."""
+    lines = re.sub(r"\x1b\[\d+m", "", error).strip().splitlines()
+    return (f"it could not start: {lines[-1]}", True) if "creation task" in lines[0] else ("its process died", False)

@@ -18,22 +18,25 @@ Logger = Callable[[int, Mapping[str, float]], None]
 class Monitor:
     """Counts what arrives and tells the loggers."""
 
-    def __init__(self, loggers: Sequence[Logger], every: float = 1.0) -> None:
+    def __init__(self, loggers: Sequence[Logger], version: int = 0, every: float = 1.0) -> None:
         self._loggers, self._every = loggers, every
         self._told = time.perf_counter()
-        self._version = 0  # when they were told last
+        self._version = version  # when they were told last
         self._arrived: Counter[int] = Counter()  # by worker, since then
         self._loss: dict[int, float] = {}  # of each worker's last minibatch
         self._delay: dict[int, int] = {}  # of each worker's last arrival
         self._taken: dict[int, int] = {}  # the version of each worker's last gradient
         self._new: list[tuple[int, int]] = []  # worker and version of gradients that no update has used yet
         self._tau_max = 0
-        self._before = 0
+        self._before = version  # a run that is resumed does not begin at nothing
         self._last: tuple[float, int, Counter[int]] | None = None  # seconds, updates and arrivals of the last time
 
     def __call__(self, loop: Loop, arrival: Arrival | None) -> None:
         """Look at a run after something has happened."""
         version = loop.state.version
+        if isinstance(loop.state, AggregateState):
+            for worker in loop.state.absent:
+                self._taken.pop(worker, None)  # its gradient is in use no more
         if arrival is not None and arrival.job is not None:
             worker, _, taken = arrival.job
             if worker in self._taken and isinstance(loop.state, AggregateState):

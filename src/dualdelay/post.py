@@ -6,7 +6,6 @@ import heapq
 import itertools
 import math
 import os
-import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +19,7 @@ from torch import Tensor
 from .core import Problem
 from .errors import BadInput
 from .fleet import Message
-from .messages import Died, Measured, Notice, Ready, Reply, Request
+from .messages import Died, Measured, Notice, Ready, Reply, Request, why_dead
 from .ray_fleet import RayFleet
 from .security import is_loopback, own_token, require_answer, require_here, require_same_ray, require_secure
 from .worker import Worker
@@ -58,12 +57,6 @@ def staying_here(loopback: bool) -> Iterator[None]:
         ray_constants.ENABLE_RAY_CLUSTER = before
 
 
-def _reason(error: str) -> tuple[str, bool]:
-    """Why an actor is dead, from Ray's explanation, and whether the next would die of the same."""
-    lines = re.sub(r"\x1b\[\d+m", "", error).strip().splitlines()
-    return (f"it could not start: {lines[-1]}", True) if "creation task" in lines[0] else ("its process died", False)
-
-
 class Post:
     """Actors, the calls to them that are under way, and what has come back."""
 
@@ -79,9 +72,15 @@ class Post:
         with warnings.catch_warnings():  # torch says once that what Ray hands out is read-only: nobody writes to it
             warnings.simplefilter("ignore")
             torch.from_numpy(np.frombuffer(b"read-only", dtype=np.uint8))
-        self._kit = (ray.put(problem), ray.put(message))
-        self._make = ray.remote(concurrency_groups={"ask": 1, "stay": 1})(_Actor)
         self._actors: dict[int, Any] = {}
+        try:
+            self._kit = (ray.put(problem), ray.put(message))
+        except Exception as error:  # whatever pickling a user's objects raises
+            self.close()
+            raise BadInput(
+                f"the problem cannot be sent to its workers: {error} Keep out of it what lives in one process."
+            ) from error
+        self._make = ray.remote(concurrency_groups={"ask": 1, "stay": 1})(_Actor)
         self._calls: dict[Any, Callable[[Any], Notice]] = {}  # under way: what to make of each result
         self._whose: dict[Any, tuple[int, int]] = {}  # worker and incarnation of each call under way
         self._lives: dict[Any, tuple[int, int]] = {}  # the calls that never return
@@ -112,9 +111,9 @@ class Post:
             except (ConnectionError, RuntimeError, ValueError) as error:
                 raise BadInput(f"Ray at {address} could not be started or joined: {error}") from None
         try:
-            found = ray.get_runtime_context().gcs_address
-            require_secure(found, fleet.insecure)
-            require_here(address, found)
+            require_here(address, ray.get_runtime_context().gcs_address)
+            for node in ray.nodes():
+                require_secure(node["NodeManagerAddress"], fleet.insecure)
         except BadInput:
             ray.shutdown()
             raise
@@ -231,7 +230,7 @@ class Post:
         except errors.ActorUnavailableError:
             return  # a message may be lost: the request is sent again
         except errors.RayActorError as error:
-            self._inbox.append(Died(*whose, *_reason(str(error))))
+            self._inbox.append(Died(*whose, *why_dead(str(error))))
             return
         except errors.RayError:
             return  # the reply was on a machine that is gone, and so is its worker

@@ -109,7 +109,7 @@ def replay(
     fleet = LocalFleet(built, RecordedClock(trace), method.message)
     x = place.start(config["start"])
     mover = optimizer_of(config["optimizer"], optimizer, schedule, config["updates"])
-    loop = Loop(method, built, fleet, x, seed=config["seed"], optimizer=mover)
+    loop = Loop(method, built, fleet, x, seed=config["seed"], bad="as recorded", optimizer=mover)
     with using_threads(config["threads"]):
         loop.begin()
         row = 0

@@ -170,6 +170,8 @@ def train(
         **totals(updates, time, evaluate_every, evaluate_seconds, checkpoint_every),
     )
     x = starting_point(problem, start, seed)
+    if x.dtype not in (torch.float64, torch.float32, torch.float16):
+        raise BadInput(f"the weights are {x.dtype}, which numpy and so Ray cannot carry; use float32, float64 or float16.")
     for worker in fleet.absent:
         if type(algorithm).leave is Algorithm.leave:
             algorithm.leave(algorithm.init(x, problem.workers, Draws(seed, "server")), worker)  # says that it has no rule

@@ -48,7 +48,7 @@ class Staff:
             self.tick(-1)
             self.receive(0.2)
         self.began = time.monotonic() - now
-        self._ticked = now
+        self._ticked = float("-inf")  # wishes are looked at first
         for desk in self.desks:
             desk.since = desk.asked = now
 
@@ -68,7 +68,7 @@ class Staff:
     def dispatch(self, worker: int) -> None:
         """Ask a worker for its next job if it is free."""
         desk = self.desks[worker]
-        if desk.queue and desk.doing is None and desk.at_work and not desk.blocked:
+        if desk.queue and desk.doing is None and desk.at_work and not desk.blocked and worker not in self.replies:
             desk.doing = desk.queue.popleft()
             desk.sequence += 1
             desk.since, desk.pause, desk.late = self.now, self._fleet.resend, False
@@ -115,6 +115,8 @@ class Staff:
         elif isinstance(notice, Died):
             if desk.state in ("starting", "present", "awaited"):
                 self.crashed(worker, notice.text, final=notice.final)
+            elif desk.state == "frozen" and desk.memory == "worker":
+                self.push("crashed", worker, text=notice.text)
         elif isinstance(notice.part, str):
             log.warning("worker %d could not evaluate: %s", worker, notice.part)
             self.looks.drop(worker, notice.evaluation)
@@ -149,16 +151,23 @@ class Staff:
         desk.incarnation += 1
         desk.crashes += 1
         desk.accepted, desk.blocked = -1, True
+        reply = self.replies.get(worker)
+        if reply is not None:  # not taken yet: it is done again, with what the next process is given to keep
+            jobs = [reply.request.draw, *desk.jobs]
+            self.clear(worker)
+            desk.queue.extend(jobs)
         if desk.doing is not None:
             desk.queue.appendleft(desk.doing)
             desk.doing = None
         self.push("crashed", worker, text=text)
         if not final and desk.crashes <= self._fleet.restarts:
             self.hire(worker)
+            if awaited:
+                desk.state = "awaited"
             return
         self._post.dismiss(worker)
         if awaited:
-            desk.state = "absent"  # it has left before
+            desk.state = "absent" if self._fleet.gone == "leave" else "frozen"
         else:
             self._give_up(worker, text if final else f"{desk.crashes} crashes in a row, the last: {text}")
 
@@ -171,7 +180,7 @@ class Staff:
         """A worker leaves or is frozen now; too few of the others are a reason to stop."""
         desk = self.desks[worker]
         self.looks.drop(worker)
-        if desk.state != "awaited":
+        if desk.state == "dead":
             desk.state = "absent" if kind == "left" else "frozen"
             if kind == "left" or desk.memory != "worker":
                 self._post.dismiss(worker)
@@ -220,6 +229,7 @@ class Staff:
         desk = self.desks[worker] if 0 <= worker < len(self.desks) else Desk("unknown")
         if wish == "leave" and desk.at_work:
             desk.state = "dead"
+            self.looks.drop(worker)
             self.push("left", worker, text="it was asked to")
         elif wish == "join" and desk.state in ("absent", "frozen"):
             desk.crashes = desk.failures = 0
@@ -230,5 +240,7 @@ class Staff:
                 self.hire(worker)
             desk.state = "starting" if desk.memory != "worker" else "present"
             self.dispatch(worker)
+        elif wish == "join" and desk.state == "dead":
+            self._fleet.join(worker)  # when it has gone
         else:
             log.warning("worker %d cannot %s: it is %s", worker, wish, desk.state)

@@ -47,11 +47,11 @@ class Worker:
         start = time.perf_counter()
         try:
             done = answer(self._problem, self._message, self._own(x), self._worker, request.draw, self._held)
+            value = done.value.detach().cpu().numpy()
         except Exception:
             reply = Reply(request, np.empty(0), False, float("nan"), time.perf_counter() - start, traceback.format_exc())
             keep = None
         else:
-            value = done.value.detach().cpu().numpy()
             keep = done.keep
             reply = Reply(request, value, keep is not None, done.loss, time.perf_counter() - start)
         with self._lock:
@@ -62,9 +62,9 @@ class Worker:
         """This worker's part of an evaluation, or a traceback."""
         try:
             part = self._problem.measure(self._own(x), self._worker)
+            return {name: v.detach().cpu().numpy() if isinstance(v, Tensor) else v for name, v in part.items()}
         except Exception:
             return traceback.format_exc()
-        return {name: value.cpu().numpy() if isinstance(value, Tensor) else value for name, value in part.items()}
 
     def held(self, accepted: int) -> Array | None:
         """What this worker keeps, given the last reply that the server took."""
