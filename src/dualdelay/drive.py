@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from .core import Arrival
 from .errors import BadInput, RunFailed, require_positive, require_whole
+from .fleet import using_threads
 from .folder import Folder, config_digest
 from .loop import Loop
 from .monitor import Logger, Monitor
@@ -26,17 +25,6 @@ Watch = Callable[[State, Arrival], None]
 
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C, after the run was saved."""
-
-
-@contextmanager
-def using_threads(count: int) -> Iterator[None]:
-    """Torch uses so many threads: another number gives other bits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager
@@ -112,7 +100,7 @@ def drive(
         judged = len(loop.rows)
         return stop(loop.table)
 
-    with using_threads(config["threads"]), _ctrl_c(folder is not None) as interrupted:
+    with using_threads(config["server_threads"]), _ctrl_c(folder is not None) as interrupted:
         while not ended:
             before = loop.state.version
             try:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -41,6 +42,17 @@ def answer(problem: Problem, message: Message, x: Tensor, worker: int, draw: int
     if gradient.shape != x.shape:  # a message could hide this by broadcasting
         return Answer(gradient, None, loss)
     return Answer(*message(gradient, held), loss)
+
+
+@contextmanager
+def using_threads(count: int) -> Iterator[None]:
+    """Torch uses so many threads: another number gives other bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Fleet(ABC):

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor
 
 from .clocks import Clock, Due, VirtualClock
 from .core import Arrival, Job, Problem
-from .fleet import NOTHING, Fleet, Message, Model, answer
+from .fleet import NOTHING, Fleet, Message, Model, answer, using_threads
 
 
 class LocalFleet(Fleet):
     """Workers simulated in this process: nothing is computed before its arrival is due."""
 
-    def __init__(self, problem: Problem, clock: Clock, message: Message) -> None:
+    def __init__(self, problem: Problem, clock: Clock, message: Message, threads: int | None = None) -> None:
+        """Workers use ``threads`` threads of torch, by default as many as the server."""
         super().__init__(problem)
+        self._threads = threads
         self.clock = clock
         self._message = message
         self._held: dict[int, Tensor] = {}
@@ -42,7 +45,8 @@ class LocalFleet(Fleet):
         job = Job(due.worker, due.draw, model.version)
         if due.kind != "arrival":
             return Arrival(job, NOTHING, due.time, due.seconds, math.nan)
-        done = answer(self._problem, self._message, model.x, due.worker, due.draw, self._held.get(due.worker))
+        with nullcontext() if self._threads is None else using_threads(self._threads):
+            done = answer(self._problem, self._message, model.x, due.worker, due.draw, self._held.get(due.worker))
         self._keep = done.keep
         return Arrival(job, done.value, due.time, due.seconds, done.loss)
 

@@ -24,6 +24,9 @@ class RayFleet:
     """GPUs that a worker claims; 0.25 lets four share one."""
     threads: int = 1
     """Threads that torch uses in a worker; another number gives other bits."""
+    server_threads: int = 1
+    """Threads that torch uses at the server, part of the record too. More help a large model where the server has
+    processors of its own, and hurt where it shares them with workers: waiting threads spin."""
     resources: Sequence[Mapping[str, float]] = ()
     """Ray's custom resources that each worker claims, one mapping for each, to place it where its data are."""
     absent: Sequence[int] = ()
@@ -54,6 +57,7 @@ class RayFleet:
 
     def __post_init__(self) -> None:
         require_whole("threads", self.threads, 1)
+        require_whole("server_threads", self.server_threads, 1)
         for name in ("restarts", "retries"):
             require_whole(name, getattr(self, name), 0)
         require_whole("minimum", self.minimum, 1)

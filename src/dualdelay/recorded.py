@@ -9,10 +9,11 @@ from typing import Any
 from .clocks import RecordedClock
 from .config import rebuild
 from .core import Algorithm, Problem
-from .drive import Watch, drive, ended_run, totals, using_threads
+from .drive import Watch, drive, ended_run, totals
 from .errors import BadInput, ReplayMismatch
 from .evaluation import Metric
 from .files import load_table, load_weights
+from .fleet import using_threads
 from .folder import Folder, config_digest, digest_of
 from .local_fleet import LocalFleet
 from .loop import Loop
@@ -106,11 +107,12 @@ def replay(
     config, result, trace = place.config(), place.finished(), place.trace()
     built = recorded_problem(config, problem, ReplayMismatch)
     method = rebuild("algorithm", config["algorithm"], algorithm)
-    fleet = LocalFleet(built, RecordedClock(trace), method.message)
+    threads, server_threads = config["threads"], config["server_threads"]
+    fleet = LocalFleet(built, RecordedClock(trace), method.message, None if threads == server_threads else threads)
     x = place.start(config["start"])
     mover = optimizer_of(config["optimizer"], optimizer, schedule, config["updates"])
     loop = Loop(method, built, fleet, x, seed=config["seed"], bad="as recorded", optimizer=mover)
-    with using_threads(config["threads"]):
+    with using_threads(server_threads):
         loop.begin()
         row = 0
         while loop.fleet.peek() is not None:

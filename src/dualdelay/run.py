@@ -12,10 +12,11 @@ from .clocks import Change
 from .config import describe
 from .core import Algorithm, Problem
 from .draws import Draws
-from .drive import Watch, drive, totals, using_threads
+from .drive import Watch, drive, totals
 from .errors import BadInput, require_kind
 from .evaluation import Metric
 from .files import pack
+from .fleet import using_threads
 from .folder import Folder
 from .monitor import Logger
 from .optimizer import Maker, make_optimizer
@@ -84,6 +85,7 @@ def simulate(
         bad=bad,
         keep=keep,
         threads=torch.get_num_threads() if threads is None else threads,
+        server_threads=torch.get_num_threads() if threads is None else threads,
         optimizer=stepper,
         speeds=describe(speeds),
         link=describe(link or Link()),
@@ -165,6 +167,7 @@ def train(
         bad=bad,
         keep=keep,
         threads=fleet.threads,
+        server_threads=fleet.server_threads,
         optimizer=stepper,
         fleet=describe(fleet),
         **totals(updates, time, evaluate_every, evaluate_seconds, checkpoint_every),

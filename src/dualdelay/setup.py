@@ -43,6 +43,7 @@ def configuration(
     bad: str,
     keep: int,
     threads: int,
+    server_threads: int,
     optimizer: Optimizer | None,
     **others: Any,
 ) -> dict[str, Any]:
@@ -62,6 +63,7 @@ def configuration(
         "bad": bad,
         "keep": keep,
         "threads": threads,
+        "server_threads": server_threads,
         "optimizer": None if optimizer is None else optimizer.describe(),
         **others,
     }

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -97,6 +98,10 @@ class AggregateState(State):
             for total, old, new in blocks(self.total, self.table[worker], value):
                 if new.dtype == total.dtype:
                     total.add_(new - old)
+                elif total.is_cpu:  # numpy converts on the way, torch into fresh memory first: a fifth slower
+                    exact = total.numpy()
+                    np.add(exact, new.numpy(), out=exact)
+                    np.subtract(exact, old.numpy(), out=exact)
                 else:
                     total.add_(new).sub_(old)  # in float64 the sums of float32 numbers round nothing
             self.table[worker] = value
