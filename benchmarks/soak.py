@@ -1,12 +1,13 @@
 """A long run in bad weather: workers killed, leaving and joining, messages lost, repeated and late, the server stopped.
 
-    python benchmarks/soak.py --minutes 30 --seed 0 --out soak.txt
+    python benchmarks/soak.py --minutes 30 --seed 0 --out soak.txt --folder soak-run
 
 Six workers train DuDe on the digits, each keeping its own last gradient. A thread kills one of their processes every 3 to
 10 seconds with SIGKILL, and now and then asks one to leave and later to join; 2 % of the messages are lost, 2 % come twice
-and 5 % up to a second late. Every minute the run ends, is audited and resumed from its folder under a new Ray. At the end
-the whole run is replayed in one process to the same bits, and a calm simulation makes as many updates. Linux only: whom to
-kill is read in /proc. The seed names the faults, not the order in which real processes meet them.
+and 5 % up to a second late. Every five minutes the run ends, is audited and resumed from its folder under a new Ray; with
+``--folder`` a soak that was stopped goes on. At the end the whole run is replayed in one process to the same bits, and a calm
+simulation makes as many updates. Linux only: whom to kill is read in /proc. The seed names the faults, not the order in which
+real processes meet them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import contextlib
 import faulthandler
 import logging
+import math
 import os
 import random
 import signal
@@ -29,7 +31,7 @@ import dualdelay as dd
 
 WORKERS, LR = 6, 0.05
 LOST, REPEATED, LATE, LATEST = 0.02, 0.02, 0.05, 1.0
-SEGMENT = 60.0
+SEGMENT, QUIET = 300.0, 10.0  # seconds; nobody is killed at the end of a segment, so that all can be audited
 
 
 class Weather:
@@ -55,13 +57,18 @@ class Weather:
             return [(self._messages.uniform(0.0, LATEST), message)]
         return [(0.0, message)]
 
-    def rage(self, fleet: dd.RayFleet, over: threading.Event) -> None:
-        """Kill workers, and have them leave and join, until told that it is over."""
+    def rage(self, fleet: dd.RayFleet, over: threading.Event, seconds: float) -> None:
+        """Kill workers, and have them leave and join, for so long once they are there, or until told that it is over."""
         moments, away = self._moments, {}
+        while len(fleet.places) < WORKERS and not over.wait(0.05):
+            pass
         now = time.monotonic()
+        until = now + seconds
         kill, leave = now + moments.uniform(3, 10), now + moments.uniform(10, 30)
         while not over.wait(0.05):
             now = time.monotonic()
+            if now >= until:
+                kill = leave = math.inf
             if now >= kill:
                 kill = now + moments.uniform(3, 10)
                 worker = moments.randrange(WORKERS)
@@ -94,16 +101,18 @@ def _is_ours(pid: int) -> bool:
 
 def storm(folder: Path, minutes: float, seed: int) -> tuple[dd.Run, Weather, list[float | None]]:
     """Train in bad weather, a segment at a time; returns the last run and the audit after each segment."""
-    weather, audits, count = Weather(seed), [], max(1, round(minutes * 60 / SEGMENT))
-    for segment in range(1, count + 1):
+    weather, audits, done = Weather(seed), [], 0.0
+    if folder.exists():
+        done = dd.resume(folder).time  # what an earlier soak has come to, finished or killed
+    while done < minutes * 60:
         fleet = dd.RayFleet(restarts=10**6, resend=0.5, faults=weather.faults)
         over = threading.Event()
-        thread = threading.Thread(target=weather.rage, args=(fleet, over), daemon=True)
-        limit = segment * minutes * 60 / count
+        limit = min(done + SEGMENT, minutes * 60)
+        thread = threading.Thread(target=weather.rage, args=(fleet, over, limit - done - QUIET), daemon=True)
         faulthandler.dump_traceback_later(SEGMENT + 240, exit=True)  # it hangs
         thread.start()
         try:
-            if segment == 1:
+            if not folder.exists():
                 method = dd.DuDe(lr=LR, memory="workers")
                 schedule: dict[str, Any] = {"evaluate_seconds": 5.0, "checkpoint_every": 2000}
                 run = dd.train(method, dd.Digits(workers=WORKERS), fleet, time=limit, folder=folder, **schedule)
@@ -116,10 +125,10 @@ def storm(folder: Path, minutes: float, seed: int) -> tuple[dd.Run, Weather, lis
         weather.counts += fleet.counts
         audit = "none, a worker died at the end" if run.error is None else f"{run.error:.1e}"
         audits.append(run.error)
-        last = dict(list(run.metrics.rows())[-1])
+        done, last = limit, dict(list(run.metrics.rows())[-1])
         print(
-            f"segment {segment}/{count}: {run.version} updates, {weather.counts['kills']} kills, audit {audit}, "
-            f"loss {last['objective']:.4f}, accuracy {last['accuracy']:.4f}",
+            f"{limit / 60:.1f} of {minutes:g} minutes: {run.version} updates, {weather.counts['kills']} kills, "
+            f"audit {audit}, loss {last['objective']:.4f}, accuracy {last['accuracy']:.4f}",
             flush=True,
         )
     return run, weather, audits
@@ -129,11 +138,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, help="where the run is kept, so that it can go on later")
     parser.add_argument("--out", type=Path, help="a file for the table")
     options = parser.parse_args()
     logging.getLogger("dualdelay").setLevel(logging.ERROR)  # it would tell of every crash
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / "storm"
+        folder = options.folder or Path(place) / "storm"
         run, weather, audits = storm(folder, options.minutes, options.seed)
         begin = time.perf_counter()
         again = dd.replay(folder)

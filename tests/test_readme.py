@@ -33,7 +33,7 @@ def inside(tmp_path):
 
 @pytest.mark.parametrize("code", blocks("python"))
 def test_the_python_shown_runs(code, inside):
-    exec(compile(code, "page", "exec"), {"__name__": "page"})
+    exec(compile(code, "page", "exec"), {"__name__": "__main__"})
 
 
 @pytest.mark.parametrize("text", blocks("sh"))
