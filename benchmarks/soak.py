@@ -5,9 +5,9 @@
 Six workers train DuDe on the digits, each keeping its own last gradient. A thread kills one of their processes every 3 to
 10 seconds with SIGKILL, and now and then asks one to leave and later to join; 2 % of the messages are lost, 2 % come twice
 and 5 % up to a second late. Every five minutes the run ends, is audited and resumed from its folder under a new Ray; with
-``--folder`` a soak that was stopped goes on. At the end the whole run is replayed in one process to the same bits, and a calm
-simulation makes as many updates. Linux only: whom to kill is read in /proc. The seed names the faults, not the order in which
-real processes meet them.
+``--folder`` a soak that was stopped goes on. At the end the whole run is replayed in one process to the same bits, and a
+calm simulation makes as many updates. Linux only: whom to kill is read in /proc. The seed names the faults, not the order
+in which real processes meet them.
 """
 
 from __future__ import annotations
