@@ -8,6 +8,7 @@ import heapq
 import itertools
 import random
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,13 +28,6 @@ TRIO = [[0.0, 1.0], [6.0, -2.0], [12.0, 4.0]]
 DUDE = partial(dd.DuDe, lr=0.05, memory="workers")
 
 
-class Clock:
-    now = 0.0
-
-    def monotonic(self):
-        return self.now
-
-
 class Process(Worker):
     alive, free = True, 0.0  # free: when it has done what it was asked for
 
@@ -41,8 +35,8 @@ class Process(Worker):
 class LocalPost:
     """A post in this process: what Staff and Crew use of dualdelay.post.Post, with processes that can be killed.
 
-    ``start`` and ``job`` say how many seconds a process needs to start (less than zero: it dies then) and for a job; notices
-    that are less than ``together`` apart come together.
+    ``start`` and ``job`` say how many seconds a process takes to start (less than zero: it dies then) and for a job; what
+    comes less than ``together`` later than the first notice comes with it.
     """
 
     def __init__(self, clock, fleet, problem, message, *, start=lambda *who: 0.05, job=lambda: 0.02, together=0.0):
@@ -177,7 +171,7 @@ class Running:
 
 @pytest.fixture
 def run(monkeypatch):
-    clock = Clock()
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     monkeypatch.setattr("dualdelay.staff.time", clock)
     monkeypatch.setattr("dualdelay.crew.time", clock)
 
