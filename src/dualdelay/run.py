@@ -172,7 +172,7 @@ def train(
         fleet=describe(fleet),
         **totals(updates, time, evaluate_every, evaluate_seconds, checkpoint_every),
     )
-    x = starting_point(problem, start, seed)
+    x = starting_point(problem, start, seed).cpu()  # the server works there, wherever its workers do
     if x.dtype not in (torch.float64, torch.float32, torch.float16):
         raise BadInput(f"the weights are {x.dtype}, which numpy and so Ray cannot carry; use float32, float64 or float16.")
     for worker in fleet.absent:

@@ -50,6 +50,8 @@ class Shard:
     def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """These samples as tensors."""
         if self._pair is not None:
+            if not self._pair[0].is_cpu:
+                rows = rows.to(self._pair[0].device)
             return self._pair[0].index_select(0, rows), self._pair[1].index_select(0, rows)
         inputs, targets = default_collate([self._dataset[row] for row in rows.tolist()])
         return inputs, targets

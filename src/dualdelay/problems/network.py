@@ -162,7 +162,7 @@ class Network(Problem):
         parts: Sequence[Tensor | None] = torch.autograd.grad(loss, self._parameters, allow_unused=True)
         pairs = zip(parts, self._parameters, strict=True)
         filled = [torch.zeros_like(p) if g is None else g for g, p in pairs]
-        gradient: Tensor = _flatten(filled)  # one call, where a cat of reshapes is one for each parameter
+        gradient: Tensor = _flatten(filled).to(x.device)  # one call, where a cat of reshapes is one for each parameter
         scale = self._scales[worker]
         return gradient if scale == 1.0 else gradient * scale, loss.item()
 

@@ -39,7 +39,9 @@ def refuse_impure(module: nn.Module, gradient: Callable[[], Tensor], shards: Ite
             f"computing a gradient changed the model's buffers {changed}: state that a worker would keep to itself. "
             "Use layers without running statistics, for instance track_running_stats=False."
         )
-    if not torch.equal(first.nan_to_num(), gradient().nan_to_num()):
+    first, second = first.nan_to_num(), gradient().nan_to_num()
+    slack = 0.0 if first.is_cpu else 0.01 * float(first.abs().max())  # cuDNN may sum in another order each time
+    if float((first - second).abs().max()) > slack:
         raise BadInput(
             "the same job gave two different gradients: the model, its loss or its data draw or keep something of "
             "their own. Draw with torch's global generator and pass stochastic=True, and keep nothing between calls."
