@@ -99,8 +99,8 @@ def test_training_survives_a_minute_of_chaos(cluster, tmp_path):
 
     def havoc():
         began, node_lost = time.monotonic(), False
-        while not stop.wait(dice.uniform(2.0, 5.0)):
-            if not node_lost and time.monotonic() - began > 15:
+        while not stop.wait(dice.uniform(2.0, 5.0)) and time.monotonic() - began < 26:  # the last gradients are not stale
+            if not node_lost and time.monotonic() - began > 10:
                 node_lost = True
                 cluster.remove_node(nodes[0], allow_graceful=False)
                 kills.append("node")
@@ -122,15 +122,15 @@ def test_training_survives_a_minute_of_chaos(cluster, tmp_path):
 
     algorithm = dd.DuDe(lr=0.1, memory="workers")
     try:
-        run = dd.train(algorithm, problem, fleet, time=45.0, watch=[start], evaluate_seconds=15.0, folder=tmp_path / "run")
+        run = dd.train(algorithm, problem, fleet, time=38.0, watch=[start], evaluate_seconds=15.0, folder=tmp_path / "run")
     finally:
         stop.set()
         thread.join()
-    assert "node" in kills and len(kills) >= 5, kills
-    assert kinds(run).count("crashed") >= 4 and run.state.n == 4 and run.error < 1e-12
+    assert "node" in kills and len(kills) >= 4, kills
+    assert kinds(run).count("crashed") >= 3 and run.state.n == 4 and run.error < 1e-12
     again = dd.replay(tmp_path / "run")
     assert torch.equal(again.x, run.x)
     until = {"updates": run.version, "evaluate_every": run.version}
     calm = [dd.simulate(algorithm, problem, dd.TruncatedNormalSpeeds(4, 1.0, seed=seed), **until) for seed in range(3)]
     accuracies = np.array([other.metrics.accuracy[-1] for other in calm])
-    assert abs(run.metrics.accuracy[-1] - accuracies.mean()) < 0.04 + 3 * accuracies.std()
+    assert abs(run.metrics.accuracy[-1] - accuracies.mean()) < 0.03 + 3 * accuracies.std()

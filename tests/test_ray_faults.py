@@ -21,7 +21,7 @@ MEAN = torch.tensor([6.0, 1.0], dtype=torch.float64)
 MEMORIES = pytest.mark.parametrize("memory", ["server", "workers"])
 
 
-def near(run, target=MEAN, within=0.4):
+def near(run, target, within):
     return float((run.x - target).norm()) < within
 
 
@@ -48,13 +48,12 @@ def test_killed_while_computing_it_is_restarted_and_does_its_job_again(memory, t
     back = next(i for i in range(row, len(run.trace)) if run.trace.worker[i] == 1)
     assert run.trace.draw[back] == 4  # the same job, by name
     assert back - row > 3 and set(run.trace.worker[row:back].tolist()) == {0, 2}  # nobody waited
-    assert near(run)
     check(run, tmp_path / "run", problem)
 
 
 @MEMORIES
 def test_killed_while_idle_it_is_restarted_before_it_is_needed(memory, tmp_path):
-    problem, fleet = Real(TRIO, slow={0: 0.0, 1: 0.0, 2: 1.0}), dd.RayFleet()
+    problem, fleet = Real(TRIO, slow={0: 0.0, 1: 0.0, 2: 0.5}), dd.RayFleet()
     killed = []
 
     def strike(state, a):

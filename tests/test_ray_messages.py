@@ -40,12 +40,12 @@ def test_lost_repeated_and_late_messages_leave_the_result_as_if_nothing_had_happ
     weather = Weather(1, **{what: 0.15})
     problem = Real(TRIO)
     fleet = dd.RayFleet(faults=weather, resend=0.2)
-    run = dd.train(dd.DuDe(lr=0.05, memory=memory), problem, fleet, updates=150, folder=tmp_path / "run")
-    assert weather.counts[what] > 20 and kinds(run) == []
+    run = dd.train(dd.DuDe(lr=0.05, memory=memory), problem, fleet, updates=90, folder=tmp_path / "run")
+    assert weather.counts[what] > 12 and kinds(run) == []
     if what == "lost":
-        assert fleet.counts["sent again"] >= 10
+        assert fleet.counts["sent again"] >= 5
     if what == "repeated":
-        assert fleet.counts["dropped"] >= 10
+        assert fleet.counts["dropped"] >= 5
     for worker in range(3):
         draws = run.trace.draw[run.trace.worker == worker].tolist()
         assert draws == list(range(len(draws)))  # each job once, in its order
