@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
 import dualdelay as dd
 from dualdelay.clocks import VirtualClock
@@ -50,6 +51,18 @@ def stepping(algorithm: dd.Algorithm[Any], problem: dd.Problem, speeds: dd.Speed
     for _ in range(events):
         loop.advance()
         yield loop
+
+
+class Counts(nn.Module):
+    """A layer that counts its calls in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls += 1
+        return inputs
 
 
 def same(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
+from helpers import Counts
 from own import Holes, Jittered, Killed, kill_at, mlp, shards, three
 from tables import CASES, LR
 
@@ -40,18 +41,6 @@ class Noisy(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         return inputs * (1.0 + self.draw())
-
-
-class Counts(nn.Module):
-    """A layer that remembers how often it was called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("calls", torch.zeros(1))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        self.calls += 1
-        return inputs
 
 
 @dataclass(frozen=True)

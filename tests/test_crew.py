@@ -329,7 +329,10 @@ def test_a_worker_that_comes_late_while_others_still_start_works_like_them(gone,
 def test_what_was_lost_at_the_save_is_put_right_although_the_next_process_does_not_start(seconds, end, there, run):
     before = run(DUDE()).go(60)
     before.post.kill(1, known=1.0)
-    start = lambda *who: seconds if who == (1, 0) else 0.05  # noqa: E731
+
+    def start(*who):
+        return seconds if who == (1, 0) else 0.05
+
     here = run(DUDE(), fleet=dd.RayFleet(patience=1.0), before=before, start=start).go(300)
     assert here.kinds == [("lost", 1), ("restored", 1), (end, 1)] and set(here.kept) == there
     here.check()

@@ -294,6 +294,7 @@ def grouped(params):
         ("LBFGS", "LBFGS cannot be used: it computes the loss many times"),
         ("lbfgs[history_size=3]", "LBFGS cannot be used"),
         ("SparseAdam", "sparse gradients only; use Adam"),
+        ("muon", "Muon cannot be used: it moves matrices"),
         ("SGD[lr=0.1]", "algorithm's lr is the step size"),
         ("SGD[momentun=0.9]", "no parameter 'momentun'; did you mean 'momentum'"),
         ("SGD[params=3]", "no parameter 'params'"),
@@ -328,12 +329,6 @@ def grouped(params):
 def test_an_optimizer_that_cannot_work_is_refused_when_it_is_made(given, message):
     with pytest.raises(dd.BadInput, match=message):
         Optimizer(given)
-
-
-@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
-def test_muon_is_refused():
-    with pytest.raises(dd.BadInput, match="Muon cannot be used: it moves matrices"):
-        Optimizer("muon")
 
 
 def remembering(optimizer):

@@ -77,6 +77,8 @@ def test_threads_are_set_in_the_workers_and_recorded(tmp_path):
     )
     assert set(run.trace.loss.tolist()) == {2.0}
     check(run, tmp_path / "r", Threads(TRIO))
+    with pytest.raises(dd.BadInput, match="was started with real workers with threads=2"):
+        dd.resume(tmp_path / "r", updates=12, problem=Threads(TRIO), fleet=dd.RayFleet(threads=1))
 
 
 def test_real_time_ends_a_run_and_metrics_of_ones_own_are_measured(tmp_path):
@@ -109,6 +111,15 @@ def test_momentum_and_a_schedule_at_the_server_survive_a_stop_and_replay(tmp_pat
     run = dd.resume(tmp_path / "run", updates=80, problem=problem)
     assert run.version == 80
     check(run, tmp_path / "run", problem)
+
+
+def test_a_problem_that_cannot_be_sent_says_so():
+    class Locked(Real):
+        def __reduce__(self):
+            raise TypeError("it holds a lock.")
+
+    with pytest.raises(dd.BadInput, match=r"(?s)the problem cannot be sent to its workers: .*it holds a lock"):
+        dd.train(dd.DuDe(lr=0.1), Locked(TRIO), updates=1)
 
 
 def test_what_the_model_was_at_the_start_is_left_alone():

@@ -46,6 +46,12 @@ def test_an_address_where_nobody_is_says_so():
         dd.train(dd.DuDe(lr=0.1), dd.Quadratic([[0.0]]), dd.RayFleet(address="127.0.0.1:9"), updates=1)
 
 
+def test_no_cluster_on_this_machine_says_so():
+    ray.shutdown()
+    with pytest.raises(dd.BadInput, match="Ray at auto could not be started or joined"):
+        dd.train(dd.DuDe(lr=0.1), dd.Quadratic([[0.0]]), dd.RayFleet(address="auto"), updates=1)
+
+
 def node(cluster, cpus, **resources):
     return cluster.add_node(**NODE, num_cpus=cpus, resources=resources)
 

@@ -16,7 +16,7 @@ FAR = "192.0.2.1:6379"  # an address that is nobody's: nothing is sent there
 def nothing_set(monkeypatch, tmp_path):
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_USE_TLS"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(pathlib.Path, "home", lambda: tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
     return monkeypatch
 
 

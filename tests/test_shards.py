@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
+from helpers import Counts
 from own import Jittered, Scaled, mlp, shards
 from tables import CASES
 
@@ -192,18 +193,6 @@ def test_what_cannot_work_is_refused_at_once(call: Callable[[], Any], words: tup
     with pytest.raises(dd.BadInput) as caught:
         call()
     assert [word for word in words if word not in str(caught.value)] == []
-
-
-class Counts(nn.Module):
-    """A layer that counts its calls in a buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("calls", torch.zeros(1))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        self.calls += 1
-        return inputs
 
 
 LATER: dict[str, tuple[Callable[[int], Any], dict[str, Any], tuple[str, ...]]] = {

@@ -143,8 +143,7 @@ class Crew(Fleet):
         desk = self._staff.desks[a.worker]
         del self._jobs[a.worker][a.job.draw]
         desk.crashes = desk.failures = 0
-        if self._last.request.incarnation == desk.incarnation:
-            desk.accepted = self._last.request.sequence
+        desk.accepted = self._last.request.sequence
         if self._last.keeps:
             desk.memory, desk.spare = "worker", None
         self._staff.dispatch(a.worker)
@@ -216,12 +215,10 @@ class Crew(Fleet):
         return bool(self._staff.seen)
 
     def save(self) -> dict[str, Any]:
-        saved, desks = super().save(), self._staff.desks
-        due = {worker: reply.request.draw for worker, reply in self._staff.replies.items()}  # still to do
         return {
-            **saved,
+            **super().save(),
             "now": self._staff.now,
-            "queues": [[*([due[w]] if w in due else []), *desk.jobs] for w, desk in enumerate(desks)],
+            "queues": [self._staff.to_do(worker) for worker in range(len(self._staff.desks))],
             "away": sorted(self._away),
             "lost": list(self.silent),
             "wakes": self._wakes,

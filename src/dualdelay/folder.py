@@ -39,16 +39,21 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    @staticmethod
+    def require_new(path: Path) -> None:
+        """Refuse a folder that exists."""
+        if path.exists():
+            raise BadInput(
+                f"{path} exists; a run has a folder of its own. Choose another, remove it, or go on with: "
+                f"dualdelay resume {path}"
+            )
+
     @classmethod
     def create(cls, path: Path, config: Mapping[str, Any], x: Tensor) -> Folder:
         """A new folder with its configuration and initial weights; all of it or nothing."""
         temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
-            if path.exists():
-                raise BadInput(
-                    f"{path} exists; a run has a folder of its own. Choose another, remove it, or go on with: "
-                    f"dualdelay resume {path}"
-                )
+            cls.require_new(path)
             (temporary / "checkpoints").mkdir(parents=True)
             (temporary / "trace").mkdir()
             folder = cls(temporary)

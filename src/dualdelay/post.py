@@ -81,8 +81,7 @@ class Post:
                 f"the problem cannot be sent to its workers: {error} Keep out of it what lives in one process."
             ) from error
         self._make = ray.remote(concurrency_groups={"ask": 1, "stay": 1})(_Actor)
-        self._calls: dict[Any, Callable[[Any], Notice]] = {}  # under way: what to make of each result
-        self._whose: dict[Any, tuple[int, int]] = {}  # worker and incarnation of each call under way
+        self._calls: dict[Any, tuple[int, int, Callable[[Any], Notice]]] = {}  # worker, incarnation, what to make of it
         self._lives: dict[Any, tuple[int, int]] = {}  # the calls that never return
         self._looked = 0.0  # when those were looked at
         self._under_way: list[tuple[float, int, Callable[[], None]]] = []  # messages that come late, by time
@@ -93,7 +92,7 @@ class Post:
         ray, fleet = self._ray, self._fleet
         options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
         address = fleet.address or fleet.host
-        if address not in ("auto", "local"):
+        if address != "auto":
             require_secure(address, fleet.insecure)
         if not self._ours:
             require_same_ray(fleet.address, ray.get_runtime_context().gcs_address, fleet.insecure)
@@ -186,8 +185,7 @@ class Post:
         return held
 
     def _expect(self, call: Any, worker: int, incarnation: int, make: Callable[[Any], Notice]) -> None:
-        self._calls[call] = make
-        self._whose[call] = (worker, incarnation)
+        self._calls[call] = (worker, incarnation, make)
 
     def _deliver(self, message: Any, action: Callable[[], None]) -> None:
         """Let a message through, or do to it what the test wants."""
@@ -223,14 +221,14 @@ class Post:
 
     def _read(self, call: Any) -> None:
         """Make a notice of a call that has ended."""
-        make, whose = self._calls.pop(call), self._whose.pop(call)
+        worker, incarnation, make = self._calls.pop(call)
         errors = self._ray.exceptions
         try:
             notice = make(self._ray.get(call))
         except errors.ActorUnavailableError:
             return  # a message may be lost: the request is sent again
         except errors.RayActorError as error:
-            self._inbox.append(Died(*whose, *why_dead(str(error))))
+            self._inbox.append(Died(worker, incarnation, *why_dead(str(error))))
             return
         except errors.RayError:
             return  # the reply was on a machine that is gone, and so is its worker

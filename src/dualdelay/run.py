@@ -76,17 +76,9 @@ def simulate(
     """
     require_kind("speeds", speeds, SpeedModel, "dd.FixedSpeeds([1.0, 2.0])")
     stepper = make_optimizer(optimizer, schedule, updates)
+    threads = torch.get_num_threads() if threads is None else threads
     config = configuration(
-        algorithm,
-        problem,
-        seed=seed,
-        metrics=metrics,
-        stop=stop,
-        bad=bad,
-        keep=keep,
-        threads=torch.get_num_threads() if threads is None else threads,
-        server_threads=torch.get_num_threads() if threads is None else threads,
-        optimizer=stepper,
+        *(algorithm, problem, seed, metrics, stop, bad, keep, threads, threads, stepper),
         speeds=describe(speeds),
         link=describe(link or Link()),
         changes=[list(change) for change in changes],
@@ -159,16 +151,7 @@ def train(
     require_kind("fleet", fleet, RayFleet, "dd.RayFleet()")
     stepper = make_optimizer(optimizer, schedule, updates)
     config = configuration(
-        algorithm,
-        problem,
-        seed=seed,
-        metrics=metrics,
-        stop=stop,
-        bad=bad,
-        keep=keep,
-        threads=fleet.threads,
-        server_threads=fleet.server_threads,
-        optimizer=stepper,
+        *(algorithm, problem, seed, metrics, stop, bad, keep, fleet.threads, fleet.server_threads, stepper),
         fleet=describe(fleet),
         **totals(updates, time, evaluate_every, evaluate_seconds, checkpoint_every),
     )
@@ -178,8 +161,8 @@ def train(
     for worker in fleet.absent:
         if type(algorithm).leave is Algorithm.leave:
             algorithm.leave(algorithm.init(x, problem.workers, Draws(seed, "server")), worker)  # says that it has no rule
-    if folder is not None and Path(folder).exists():
-        raise BadInput(f"{folder} exists; a run has a folder of its own. Choose another, or resume it.")
+    if folder is not None:
+        Folder.require_new(Path(folder))  # before processes are started for it
     with manned(config, algorithm, problem, fleet=fleet) as crew:
         loop = make_loop(config, algorithm, problem, crew, x, metrics, stepper)
         loop.begin()

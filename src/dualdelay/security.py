@@ -90,7 +90,7 @@ def require_here(wanted: str, found: str) -> None:
 
 def require_same_ray(wanted: str | None, found: str, insecure: bool) -> None:
     """Refuse a Ray that the user's program has connected to, if it is another or open to strangers."""
-    if wanted not in (None, "auto", "local", found):
+    if wanted not in (None, "auto", found):
         raise BadInput(
             f"this program is connected to Ray at {found} already, and the fleet's address is {wanted}; call "
             "ray.shutdown() first, or leave the address out."

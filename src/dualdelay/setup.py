@@ -36,7 +36,6 @@ Start = Tensor | Mapping[str, Tensor] | str | Path | None
 def configuration(
     algorithm: Algorithm[Any],
     problem: Problem,
-    *,
     seed: int,
     metrics: Mapping[str, Metric] | None,
     stop: EarlyStop | None,

@@ -83,6 +83,11 @@ class Staff:
         desk.asked = self.now
         self._post.ask(request, model.x, desk.spare if desk.accepted < 0 else None)
 
+    def to_do(self, worker: int) -> list[int]:
+        """The draws that a worker was given and the server has not taken; a reply that is due may still be lost."""
+        reply = self.replies.get(worker)
+        return [*([] if reply is None else [reply.request.draw]), *self.desks[worker].jobs]
+
     def clear(self, worker: int) -> None:
         """A worker's jobs are no more; a reply that still comes is dropped."""
         desk = self.desks[worker]
@@ -151,14 +156,9 @@ class Staff:
         desk.incarnation += 1
         desk.crashes += 1
         desk.accepted, desk.blocked = -1, True
-        reply = self.replies.get(worker)
-        if reply is not None:  # not taken yet: it is done again, with what the next process is given to keep
-            jobs = [reply.request.draw, *desk.jobs]
-            self.clear(worker)
-            desk.queue.extend(jobs)
-        if desk.doing is not None:
-            desk.queue.appendleft(desk.doing)
-            desk.doing = None
+        jobs = self.to_do(worker)
+        self.clear(worker)
+        desk.queue.extend(jobs)
         self.push("crashed", worker, text=text)
         if not final and desk.crashes <= self._fleet.restarts:
             self.hire(worker)
@@ -171,8 +171,8 @@ class Staff:
         else:
             self._give_up(worker, text if final else f"{desk.crashes} crashes in a row, the last: {text}")
 
-    def _give_up(self, worker: int, text: str) -> None:
-        self.desks[worker].state = "dead"
+    def _give_up(self, worker: int, text: str, state: str = "dead") -> None:
+        self.desks[worker].state = state
         self.looks.drop(worker)
         self.push("left" if self._fleet.gone == "leave" else "frozen", worker, text=text)
 
@@ -207,10 +207,8 @@ class Staff:
         for worker, desk in enumerate(self.desks):
             waited = now - desk.since
             if desk.state == "starting" and waited > self._fleet.patience:
-                desk.state = "awaited"
-                self.looks.drop(worker)
                 text = f"its process has not started in {self._fleet.patience:g} s; it may come later"
-                self.push("left" if self._fleet.gone == "leave" else "frozen", worker, text=text)
+                self._give_up(worker, text, "awaited")
             elif desk.state == "present" and desk.doing is not None:
                 if waited > self._fleet.deadline:
                     text = f"no answer in {self._fleet.deadline:g} s to job number {desk.doing}"
@@ -234,12 +232,13 @@ class Staff:
         elif wish == "join" and desk.state in ("absent", "frozen"):
             desk.crashes = desk.failures = 0
             self.push("joined" if desk.state == "absent" else "thawed", worker, text="it was asked to")
-            if desk.memory != "worker":
+            if desk.memory == "worker":  # it was frozen, and its process stayed
+                desk.state = "present"
+                self.dispatch(worker)
+            else:
                 desk.incarnation += 1
                 desk.accepted = -1
                 self.hire(worker)
-            desk.state = "starting" if desk.memory != "worker" else "present"
-            self.dispatch(worker)
         elif wish == "join" and desk.state == "dead":
             self._fleet.join(worker)  # when it has gone
         else:
