@@ -10,10 +10,10 @@ SOURCE = Path(dd.__file__).parent
 # imports go to the left only; parts of one layer do not know one another
 LAYERS = [
     {"errors"},
-    {"draws", "state"},
+    {"draws", "state", "devices"},
     {"core"},
-    {"trace", "speeds", "algorithms", "problems", "ray_fleet", "security", "messages"},
-    {"clocks", "delays", "evaluation"},
+    {"trace", "speeds", "algorithms", "problems", "ray_fleet", "security", "messages", "gradients"},
+    {"clocks", "delays", "evaluation", "cores"},
     {"fleet"},
     {"local_fleet", "worker", "desk"},
     {"loop", "post"},

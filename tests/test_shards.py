@@ -224,7 +224,7 @@ def test_a_worker_s_data_are_checked_at_its_first_use(
             use()
         assert [word for word in words if word not in str(caught.value)] == []
     assert set(calls) == {2}
-    assert problem._module.training
+    assert problem.net.module.training
 
 
 def test_only_the_worker_whose_data_draw_is_refused() -> None:
@@ -389,7 +389,7 @@ class Touchy(nn.Module):
 @pytest.mark.parametrize("data", [None, shard], ids=["given", "function"])
 def test_evaluation_is_in_evaluation_mode_and_leaves_training_mode_behind(data: Any) -> None:
     problem = network(data, mlp(Touchy()), workers=3, test=shards()[0])
-    x, module = problem.start(0), problem._module
+    x, module = problem.start(0), problem.net.module
     touchy: Any = module[1]
     before = torch.get_rng_state()
     parts = {0: problem.measure(x, 0)}

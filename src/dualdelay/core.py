@@ -7,10 +7,11 @@ do, and who computes what next? Nothing in the answer depends on whether time is
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from .draws import Draws
@@ -117,6 +118,41 @@ class Algorithm(ABC, Generic[S]):
         return gradient, None
 
 
+class Together(Protocol):
+    """How the gradients of many jobs are taken in one call."""
+
+    most: int
+    """How many jobs it can be asked for at once."""
+
+    def __call__(
+        self, x: Sequence[Tensor], which: Sequence[int], workers: Sequence[int], draws: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        """The gradients (m, d) and losses (m) of m jobs; they may change with the next call.
+
+        ``x`` holds the models, pieces of (d) or (r, d) that follow one another; ``which`` says whose job each is, as a
+        position in the list of problems.
+        """
+
+
+class OneAtATime:
+    """The gradients of many jobs, one after the other."""
+
+    most = 1 << 62
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self._problems = problems
+
+    def __call__(
+        self, x: Sequence[Tensor], which: Sequence[int], workers: Sequence[int], draws: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        """The gradients (m, d) and losses (m) of m jobs."""
+        models = (row for piece in x for row in (piece if piece.ndim == 2 else (piece,)))
+        jobs = zip(models, which, workers, draws, strict=True)
+        pairs = [self._problems[k].gradient(row, worker, draw) for row, k, worker, draw in jobs]
+        gradients = torch.stack([gradient for gradient, _ in pairs])
+        return gradients, torch.tensor([loss for _, loss in pairs], dtype=torch.float64, device=gradients.device)
+
+
 class Problem(ABC):
     """What is to be minimised: F(x) = (1/n) sum_i F_i(x), worker i knowing F_i alone. Pure: no call changes a later one."""
 
@@ -162,6 +198,33 @@ class Problem(ABC):
         if set(state_dict) != {"x"}:
             raise BadInput(f"the weights are named {sorted(state_dict)}; expected one tensor named 'x'.")
         return state_dict["x"]
+
+    @property
+    def parallel(self) -> bool:
+        """Whether the problem and its twins can take gradients in several threads at once."""
+        return False
+
+    def twin(self) -> Problem:
+        """The same problem on the same data, for another thread."""
+        return self
+
+    def on(self, device: str, precision: str = "float32") -> Problem:
+        """The same problem with its data and its arithmetic on a device, "cpu" or "cuda", in some precision."""
+        if device != "cpu" or precision != "float32":
+            raise BadInput(
+                f"{type(self).__name__} is computed on the processor in its own precision, not on {device!r} in "
+                f"{precision!r}; leave device and precision out, or use a network."
+            )
+        return self
+
+    @property
+    def kin(self) -> Hashable:
+        """Equal for problems whose gradients can be taken in one call."""
+        return OneAtATime
+
+    def together(self, problems: Sequence[Problem]) -> Together:
+        """What takes gradients of these problems, all of this one's kin, many at once."""
+        return OneAtATime(problems)
 
     @abstractmethod
     def fingerprint(self) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from .errors import BadInput
 
@@ -44,14 +45,26 @@ def _mix_one(z: int) -> int:
 
 def _words(keys: list[int], count: int) -> Integers:
     """The first ``count`` words at each key, one row for each."""
-    counters: Integers = np.arange(1, count + 1, dtype=np.int64) * _signed(_GAMMA)
-    words: Integers = mix(np.array([_signed(key) for key in keys], dtype=np.int64)[:, None] + counters)
+    words: Integers = _at(np.array([_signed(key) for key in keys], dtype=np.int64), np.arange(1, count + 1, dtype=np.int64))
     return words
 
 
-def _below(bound: int, words: Integers) -> Integers:
-    high: Integers = (words >> 32) & 0xFFFFFFFF
-    return (high * bound) >> 32
+def _at(keys: Any, counters: Any) -> Any:
+    return mix(keys[:, None] + counters * _signed(_GAMMA))
+
+
+def _below(bound: Any, words: Any) -> Any:
+    return (((words >> 32) & 0xFFFFFFFF) * bound) >> 32
+
+
+def integers_at(base: Any, bound: Any, count: int, *coordinates: Any) -> Any:
+    """What ``Draws.integers`` gives at many places, one row for each, computed where the tensors are.
+
+    ``base`` holds the ``Draws.base`` of each place, ``bound`` its bound, and each of the coordinates one number for each.
+    """
+    for coordinate in coordinates:
+        base = mix(base ^ ((coordinate + 1) * _signed(_GAMMA)))
+    return _below(bound[:, None], _at(base, torch.arange(1, count + 1, device=base.device)))
 
 
 @dataclass(frozen=True)
@@ -73,6 +86,11 @@ class Draws:
             key = _mix_one(key ^ (((coordinate + 1) * _GAMMA) & _MASK))
         return key
 
+    @property
+    def base(self) -> int:
+        """The name of the seed and purpose as a signed 64-bit number, for ``integers_at``."""
+        return _signed(self._base)
+
     def key(self, *coordinates: int) -> int:
         """The 64-bit name of a place, from 0 to 2**64 - 1."""
         return self._extend(self._base, coordinates)
@@ -84,11 +102,13 @@ class Draws:
 
     def integers(self, bound: int, count: int, *coordinates: int) -> Integers:
         """``count`` integers in 0..bound-1, with replacement; no value is favoured by more than bound / 2**32."""
-        return _below(bound, self.bits(count, *coordinates))
+        drawn: Integers = _below(bound, self.bits(count, *coordinates))
+        return drawn
 
     def tables(self, bound: int, count: int, places: Iterable[tuple[int, ...]]) -> Integers:
         """What ``integers`` gives at each of several places, one row for each, in one call."""
-        return _below(bound, _words([self.key(*place) for place in places], count))
+        drawn: Integers = _below(bound, _words([self.key(*place) for place in places], count))
+        return drawn
 
     def integer(self, bound: int, *coordinates: int) -> int:
         """One integer in 0..bound-1."""

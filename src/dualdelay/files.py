@@ -70,7 +70,7 @@ def encode(content: Mapping[str, Any]) -> bytes:
 
     tensors: dict[int, tuple[str, Tensor]] = {}
     text = json.dumps(pack(dict(content), tensors)).encode()
-    named = {name: tensor.contiguous().clone() for name, tensor in tensors.values()}
+    named = {name: tensor.cpu().contiguous().clone() for name, tensor in tensors.values()}
     return save({"content": torch.frombuffer(bytearray(text), dtype=torch.uint8), **named})
 
 
@@ -87,7 +87,7 @@ def save_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
     """Write a state dict as safetensors."""
     from safetensors.torch import save
 
-    write(path, save({name: tensor.contiguous().clone() for name, tensor in weights.items()}))
+    write(path, save({name: tensor.cpu().contiguous().clone() for name, tensor in weights.items()}))
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from .clocks import Due
 from .core import Arrival, Job, Order, Problem
 from .errors import BadInput
+from .state import is_finite
 
 Message = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
 
@@ -31,12 +32,11 @@ class Answer(NamedTuple):
 
     value: Tensor
     keep: Tensor | None
-    loss: float
+    loss: float  # of replicas a tensor, one each
 
 
-def answer(problem: Problem, message: Message, x: Tensor, worker: int, draw: int, held: Tensor | None) -> Answer:
-    """Do a job. The same few lines run in a simulation, in a real worker and in a replay."""
-    gradient, loss = problem.gradient(x, worker, draw)
+def answer(gradient: Tensor, loss: float, x: Tensor, message: Message, held: Tensor | None) -> Answer:
+    """What a gradient at x comes to. The same few lines run in a simulation, in a real worker and in a replay."""
     if gradient.dtype != x.dtype:
         gradient = gradient.to(x.dtype)
     if gradient.shape != x.shape:  # a message could hide this by broadcasting
@@ -171,6 +171,10 @@ class Fleet(ABC):
     @abstractmethod
     def arrival(self, due: Due) -> Arrival:
         """What is due, with its value; what was rejected or failed comes without. Nothing is changed yet."""
+
+    def finite(self, a: Arrival) -> bool:
+        """Whether the arrival that is due has a finite value."""
+        return is_finite(a.value)
 
     @abstractmethod
     def accept(self, a: Arrival) -> None:

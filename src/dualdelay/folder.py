@@ -25,7 +25,7 @@ from .trace import ARRIVAL_COLUMNS, Recorder, Table, Trace
 
 def digest_of(x: Tensor) -> str:
     """A digest of a tensor's bytes."""
-    return hashlib.sha256(x.reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
+    return hashlib.sha256(x.cpu().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
 
 
 def config_digest(config: Mapping[str, Any]) -> str:

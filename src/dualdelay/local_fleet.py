@@ -12,15 +12,24 @@ from torch import Tensor
 from .clocks import Clock, Due, VirtualClock
 from .core import Arrival, Job, Problem
 from .fleet import NOTHING, Fleet, Message, Model, answer, using_threads
+from .gradients import Gradients
 
 
 class LocalFleet(Fleet):
-    """Workers simulated in this process: nothing is computed before its arrival is due."""
+    """Workers simulated in this process."""
 
-    def __init__(self, problem: Problem, clock: Clock, message: Message, threads: int | None = None) -> None:
-        """Workers use ``threads`` threads of torch, by default as many as the server."""
+    def __init__(
+        self,
+        problem: Problem,
+        clock: Clock,
+        message: Message,
+        threads: int | None = None,
+        gradients: Gradients | None = None,
+    ) -> None:
+        """Workers use ``threads`` threads of torch, by default as many as the server, and compute when they are due."""
         super().__init__(problem)
-        self._threads = threads
+        self._threads, self._gradients = threads, gradients or Gradients(problem)
+        self._finite: bool | None = None  # whether the last gradient is, if that is known
         self.clock = clock
         self._message = message
         self._held: dict[int, Tensor] = {}
@@ -30,13 +39,19 @@ class LocalFleet(Fleet):
         pass
 
     def close(self) -> None:
-        pass
+        self._gradients.close()
 
     def peek(self) -> Due | None:
         return self.clock.peek()
 
     def pop(self) -> None:
         self.clock.pop()
+
+    @property
+    def ready(self) -> bool:
+        """Whether what happens next can happen without computing a gradient."""
+        due = self.clock.peek()
+        return due is None or due.kind != "arrival" or self._gradients.known(due.worker, due.draw)
 
     def arrival(self, due: Due) -> Arrival:
         if due.kind == "wake":
@@ -46,13 +61,26 @@ class LocalFleet(Fleet):
         if due.kind != "arrival":
             return Arrival(job, NOTHING, due.time, due.seconds, math.nan)
         with nullcontext() if self._threads is None else using_threads(self._threads):
-            done = answer(self._problem, self._message, model.x, due.worker, due.draw, self._held.get(due.worker))
-        self._keep = done.keep
+            found = self._gradients.take(due.worker, due.draw, model.x)
+        loss: Any = found.loss
+        done = answer(found.gradient, loss, model.x, self._message, self._held.get(due.worker))
+        self._keep, self._finite = done.keep, found.finite
         return Arrival(job, done.value, due.time, due.seconds, done.loss)
+
+    def finite(self, a: Arrival) -> bool:
+        if self._finite is None or self._keep is not None:
+            return super().finite(a)
+        return self._finite
+
+    def retry(self, a: Arrival) -> None:
+        assert a.job is not None
+        self._gradients.ended(a.worker, [a.job.draw])
+        super().retry(a)
 
     def accept(self, a: Arrival) -> None:
         assert a.job is not None
         del self._jobs[a.worker][a.job.draw]
+        self._gradients.ended(a.worker, [a.job.draw])
         if self._keep is not None:
             self._held[a.worker] = self._keep
 
@@ -73,11 +101,18 @@ class LocalFleet(Fleet):
         return x
 
     def _begin(self, worker: int, draw: int, model: Model, *, sent: bool) -> None:
-        down = model.x.nbytes if sent else 0  # for one more draw the model is there already
-        self.clock.begin(worker, draw, self._problem.batches(worker), down, model.x.nbytes)
+        size = model.x.shape[-1] * model.x.element_size()
+        down = size if sent else 0  # for one more draw the model is there already
+        self.clock.begin(worker, draw, self._problem.batches(worker), down, size)
+        self._gradients.begin(worker, draw, model.x)
 
     def _begin_first(self, worker: int, draw: int, model: Model) -> None:
-        self.clock.retry(worker, draw, self._problem.batches(worker), model.x.nbytes)
+        self.clock.retry(worker, draw, self._problem.batches(worker), model.x.shape[-1] * model.x.element_size())
+        self._gradients.begin(worker, draw, model.x)
+
+    def cancel(self, worker: int) -> None:
+        self._gradients.ended(worker, self._jobs.get(worker, ()))
+        super().cancel(worker)
 
     def _cancelled(self, worker: int) -> None:
         self.clock.cancel(worker, self._draws[worker])
@@ -87,9 +122,11 @@ class LocalFleet(Fleet):
 
     def save(self) -> dict[str, Any]:
         assert isinstance(self.clock, VirtualClock), "a replay is not saved: it can be made again"
-        return {"clock": self.clock.save(), **super().save()}
+        return {"clock": self.clock.save(), "gradients": self._gradients.save(), **super().save()}
 
     def load(self, saved: Mapping[str, Any]) -> None:
         super().load(saved)
         if isinstance(self.clock, VirtualClock):
             self.clock.load(saved["clock"])
+            in_flight = {(worker, draw): m.x for worker, jobs in self._jobs.items() for draw, m in jobs.items()}
+            self._gradients.load(saved["gradients"], in_flight)

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from .clocks import Due
 from .core import Algorithm, Arrival, Orders, Problem
+from .devices import placed
 from .draws import Draws
 from .errors import BadInput, DualDelayError, RunFailed
 from .evaluation import Evaluation, Metric, Schedule
 from .fleet import Fleet
-from .state import AggregateState, State, Stepper, checksum, is_finite
+from .state import AggregateState, State, Stepper, checksum
 from .trace import Recorder, Table
 
 _IN_A_ROW = 10  # rejected values from one worker before the run gives up
@@ -36,10 +37,13 @@ class Loop:
         metrics: Mapping[str, Metric] | None = None,
         bad: str = "retry",
         optimizer: Stepper | None = None,
+        table: str = "full",
     ) -> None:
         self.algorithm, self.problem, self.fleet = algorithm, problem, fleet
         self.state: State = algorithm.init(x, problem.workers, Draws(seed, "server"))
         self.state.optimizer = optimizer
+        if isinstance(self.state, AggregateState):
+            self.state.kept = table
         self.recorder = Recorder()
         self.rows: list[dict[str, float]] = []
         self.now = 0.0  # the time of what happened last
@@ -47,7 +51,7 @@ class Loop:
         self._evaluation = Evaluation(problem, metrics)
         self._ticks = 0  # evaluations by simulated time so far
         self._streaks: dict[int, int] = {}  # rejected values in a row, by worker
-        self._checksum = (-1, 0)  # of the newest version seen
+        self._checksum: tuple[int, int | Tensor] = (-1, 0)  # of the newest version seen
         self._looked_at = -1  # the version evaluated last
 
     @property
@@ -109,7 +113,7 @@ class Loop:
             self.recorder.event("wake", a.time, s.version)
         elif due.kind == "failed":
             orders = self._again(a, due)
-        elif a.value.shape != s.weights.shape or a.value.dtype != s.weights.dtype or not is_finite(a.value):
+        elif a.value.shape != s.weights.shape or a.value.dtype != s.weights.dtype or not self.fleet.finite(a):
             orders = self._reject(a)
         else:
             orders, arrival = self._step(a), a
@@ -199,7 +203,7 @@ class Loop:
             )
         return []
 
-    def _fingerprint(self) -> int:
+    def _fingerprint(self) -> int | Tensor:
         """The checksum of the current weights, which every gradient used so far has gone into."""
         if self._checksum[0] != self.state.version:
             self._checksum = (self.state.version, checksum(self.state.weights))
@@ -224,6 +228,7 @@ class Loop:
 
     def load(self, saved: Mapping[str, Any], rows: Mapping[str, Any]) -> None:
         """Go on from what was saved, with the trace's rows up to there."""
+        saved = placed(saved, self.state.weights.device)
         for name, value in saved["state"].items():
             setattr(self.state, name, value)
         if self.state.optimizer is not None:

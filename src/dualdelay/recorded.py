@@ -9,6 +9,7 @@ from typing import Any
 from .clocks import RecordedClock
 from .config import rebuild
 from .core import Algorithm, Problem
+from .devices import using_precision
 from .drive import Watch, drive, ended_run, totals
 from .errors import BadInput, ReplayMismatch
 from .evaluation import Metric
@@ -21,7 +22,7 @@ from .monitor import Logger
 from .optimizer import Maker, optimizer_of
 from .ray_fleet import RayFleet
 from .result import EarlyStop, Run
-from .setup import make_loop, manned, recorded_problem
+from .setup import gradients_of, make_loop, manned, recorded_problem
 from .speeds import SpeedModel
 from .trace import Table
 
@@ -40,6 +41,7 @@ def resume(
     schedule: Maker = None,
     watch: Sequence[Watch] = (),
     log: Sequence[Logger] = (),
+    cores: int | None = None,
 ) -> Run:
     """Go on from a folder's last good checkpoint, to the totals it was started with or to new ones.
 
@@ -62,7 +64,7 @@ def resume(
         old = (config[key] for key in ("evaluate_every", "evaluate_seconds", "checkpoint_every"))
         config |= totals(updates, time, *old)
     method = rebuild("algorithm", config["algorithm"], algorithm)
-    x = place.start(config["start"])
+    x = place.start(config["start"]).to(config.get("device", "cpu"))
     mover = optimizer_of(config["optimizer"], optimizer, schedule, config["updates"])
     loaded, result = place.load(), place.result()
     ended = ""
@@ -74,7 +76,7 @@ def resume(
             loop.load(loaded[0], loaded[1])
             metrics_made = Table(load_table(place.path / "metrics.parquet")[0])
             return ended_run(loop, metrics_made, float(result["time"]), ended, place.path)
-    with manned(config, method, built, speeds=speeds, fleet=fleet) as crew:
+    with manned(config, method, built, speeds=speeds, fleet=fleet, cores=cores) as crew:
         loop = make_loop(config, method, built, crew, x, metrics, mover)
         if updates is not None or time is not None:
             place.write_config(config)
@@ -108,11 +110,13 @@ def replay(
     built = recorded_problem(config, problem, ReplayMismatch)
     method = rebuild("algorithm", config["algorithm"], algorithm)
     threads, server_threads = config["threads"], config["server_threads"]
-    fleet = LocalFleet(built, RecordedClock(trace), method.message, None if threads == server_threads else threads)
-    x = place.start(config["start"])
+    gradients = gradients_of(config, built) if config.get("batch") else None
+    apart = None if threads == server_threads else threads
+    fleet = LocalFleet(built, RecordedClock(trace), method.message, apart, gradients)
+    x = place.start(config["start"]).to(config.get("device", "cpu"))
     mover = optimizer_of(config["optimizer"], optimizer, schedule, config["updates"])
-    loop = Loop(method, built, fleet, x, seed=config["seed"], bad="as recorded", optimizer=mover)
-    with using_threads(server_threads):
+    loop = Loop(method, built, fleet, x, seed=config["seed"], bad="as recorded", optimizer=mover, table=config["table"])
+    with using_threads(server_threads), using_precision(config.get("device", "cpu"), config.get("precision", "float32")):
         loop.begin()
         row = 0
         while loop.fleet.peek() is not None:

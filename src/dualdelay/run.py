@@ -29,6 +29,7 @@ from .setup import (
     identified,
     make_loop,
     manned,
+    placing,
     require_same,
     starting_point,
     versions,
@@ -60,6 +61,11 @@ def simulate(
     optimizer: Maker = None,
     schedule: Maker = None,
     log: Sequence[Logger] = (),
+    device: str | None = None,
+    cores: int | None = None,
+    precision: str = "float32",
+    batch: bool | None = None,
+    table: str = "full",
     go_on: bool = False,
 ) -> Run:
     """Run an algorithm on a virtual clock until ``updates`` or ``time``, whichever comes first.
@@ -73,21 +79,28 @@ def simulate(
     are faster with one, another number gives other bits, and None leaves torch's own. The server's step is plain SGD, or
     ``optimizer`` with ``schedule``: names from torch.optim such as "Adam[betas=(0.9,0.99)]" and "StepLR[step_size=100]", or
     functions that make one. Each ``log`` function is told the run's vital signs about once a second.
+
+    ``device`` is "cpu" or "cuda", by default where the problem's data are. On the processor jobs in flight are computed on
+    ``cores`` cores with the same bits whatever their number: by default on all if a gradient takes longer than handing it
+    over. On a GPU they are computed many in one call, which ``batch`` turns on or off; that gives other bits in the last
+    place. ``precision`` there is "float32", or "tf32" or "bfloat16" for the networks' products and convolutions. ``table``
+    says how a method that remembers gradients keeps them: "full", in "half" the memory (bfloat16), or on the "host".
     """
     require_kind("speeds", speeds, SpeedModel, "dd.FixedSpeeds([1.0, 2.0])")
+    require_kind("problem", problem, Problem, "dd.Digits(workers=10)")
+    problem, place = placing(problem, device, precision, batch)
     stepper = make_optimizer(optimizer, schedule, updates)
     threads = torch.get_num_threads() if threads is None else threads
+    pace = {"speeds": describe(speeds), "link": describe(link or Link()), "changes": [list(change) for change in changes]}
+    ends = totals(updates, time, evaluate_every, evaluate_seconds, checkpoint_every)
     config = configuration(
-        *(algorithm, problem, seed, metrics, stop, bad, keep, threads, threads, stepper),
-        speeds=describe(speeds),
-        link=describe(link or Link()),
-        changes=[list(change) for change in changes],
-        **totals(updates, time, evaluate_every, evaluate_seconds, checkpoint_every),
+        *(algorithm, problem, seed, metrics, stop, bad, keep, threads, threads, stepper, table),
+        {**place, **pace, **ends},
     )
     if speeds.n != problem.workers:
         raise BadInput(f"speeds are given for {speeds.n} workers, but the problem has {problem.workers}; give as many.")
     x = starting_point(problem, start, seed)
-    with manned(config, algorithm, problem, speeds=speeds) as crew:
+    with manned(config, algorithm, problem, speeds=speeds, cores=cores) as crew:
         loop = make_loop(config, algorithm, problem, crew, x, metrics, stepper)
         for kind, worker, _ in changes:  # a method without a rule for it says so now, not when it happens
             if kind == "left" and type(algorithm).leave is Algorithm.leave:
@@ -114,6 +127,7 @@ def simulate(
                 schedule=schedule,
                 watch=watch,
                 log=log,
+                cores=cores,
             )
         config["versions"] = versions()
         return drive(loop, config, Folder.create(Path(folder), config, x), watch, stop, log=log)
@@ -151,9 +165,8 @@ def train(
     require_kind("fleet", fleet, RayFleet, "dd.RayFleet()")
     stepper = make_optimizer(optimizer, schedule, updates)
     config = configuration(
-        *(algorithm, problem, seed, metrics, stop, bad, keep, fleet.threads, fleet.server_threads, stepper),
-        fleet=describe(fleet),
-        **totals(updates, time, evaluate_every, evaluate_seconds, checkpoint_every),
+        *(algorithm, problem, seed, metrics, stop, bad, keep, fleet.threads, fleet.server_threads, stepper, "full"),
+        {"fleet": describe(fleet), **totals(updates, time, evaluate_every, evaluate_seconds, checkpoint_every)},
     )
     x = starting_point(problem, start, seed).cpu()  # the server works there, wherever its workers do
     if x.dtype not in (torch.float64, torch.float32, torch.float16):

@@ -17,12 +17,15 @@ from . import __version__
 from .clocks import Change, VirtualClock
 from .config import describe, rebuild
 from .core import Algorithm, Problem
+from .cores import Cores, cores_worth
 from .crew import Crew
+from .devices import require_device, using_precision
 from .errors import BadInput, require_kind, require_one_of, require_whole
 from .evaluation import Metric, Schedule
 from .files import load_weights
-from .fleet import Fleet
+from .fleet import Fleet, using_threads
 from .folder import Folder, digest_of
+from .gradients import Batch, Gradients, Round
 from .local_fleet import LocalFleet
 from .loop import Loop
 from .optimizer import Optimizer
@@ -44,7 +47,8 @@ def configuration(
     threads: int,
     server_threads: int,
     optimizer: Optimizer | None,
-    **others: Any,
+    table: str,
+    others: Mapping[str, Any],
 ) -> dict[str, Any]:
     """A run's settings as plain values; refuses what cannot be."""
     require_kind("algorithm", algorithm, Algorithm, "dd.DuDe(lr=0.05)")
@@ -52,6 +56,7 @@ def configuration(
     require_one_of("bad", bad, ("retry", "stop"))
     require_whole("keep", keep, 1)
     require_whole("threads", threads, 1)
+    require_one_of("table", table, ("full", "half", "host"))
     return {
         "dualdelay": __version__,
         "algorithm": describe(algorithm),
@@ -64,6 +69,7 @@ def configuration(
         "threads": threads,
         "server_threads": server_threads,
         "optimizer": None if optimizer is None else optimizer.describe(),
+        "table": table,
         **others,
     }
 
@@ -88,11 +94,29 @@ def starting_point(problem: Problem, start: Start, seed: int) -> Tensor:
     if not isinstance(x, Tensor):
         raise BadInput(f"start is a {type(x).__name__}; expected a tensor, a state dict or a path.")
     expected = problem.start(seed)
+    x = x.to(expected.device)
     if x.shape != expected.shape or x.dtype != expected.dtype:
         raise BadInput(
             f"start has shape {tuple(x.shape)} and type {x.dtype}; expected {tuple(expected.shape)} and {expected.dtype}."
         )
     return x.detach().clone()
+
+
+def placing(problem: Problem, device: str | None, precision: str, batch: bool | None) -> tuple[Problem, dict[str, Any]]:
+    """The problem where it is to be computed, and the settings that say so; by default it stays where it is."""
+    require_device(device or "cpu", precision)
+    device = device or problem.start(0).device.type
+    kind = torch.device(device).type
+    settings = {"device": device, "precision": precision, "batch": kind == "cuda" if batch is None else batch}
+    return problem.on(device, precision), settings
+
+
+def gradients_of(config: Mapping[str, Any], problem: Problem, cores: int | None = 1) -> Gradients:
+    """How the gradients of a simulated fleet are computed: many at once, on several cores, or one at a time."""
+    if config["batch"]:
+        return Batch(Round(problem.together([problem])), [0])
+    count = cores_worth(problem, cores)
+    return Gradients(problem) if count == 1 else Cores(problem, count, config["threads"])
 
 
 @contextmanager
@@ -103,6 +127,7 @@ def manned(
     *,
     speeds: SpeedModel | None = None,
     fleet: RayFleet | None = None,
+    cores: int | None = 1,
 ) -> Iterator[Fleet]:
     """The fleet that a configuration asks for, let go at the end."""
     crew: Fleet
@@ -111,9 +136,13 @@ def manned(
     else:
         pace: SpeedModel = rebuild("speeds", config["speeds"], speeds)
         changes = [Change(*change) for change in config["changes"]]
-        crew = LocalFleet(problem, VirtualClock(pace, rebuild("link", config["link"]), changes), algorithm.message)
+        clock = VirtualClock(pace, rebuild("link", config["link"]), changes)
+        with using_precision(config["device"], config["precision"]), using_threads(config["threads"]):
+            gradients = gradients_of(config, problem, cores)
+        crew = LocalFleet(problem, clock, algorithm.message, gradients=gradients)
     try:
-        yield crew
+        with using_precision(config.get("device", "cpu"), config.get("precision", "float32")):
+            yield crew
     finally:
         crew.close()
 
@@ -138,6 +167,7 @@ def make_loop(
         metrics=metrics,
         bad=config["bad"],
         optimizer=optimizer,
+        table=config["table"],
     )
 
 
@@ -153,6 +183,9 @@ def require_same(config: Mapping[str, Any], folder: Folder) -> None:
 def recorded_problem(config: Mapping[str, Any], problem: Problem | None, failure: type[Exception]) -> Problem:
     """The problem of a run's folder, built again or given again, and checked."""
     built: Problem = rebuild("problem", config["problem"]) if problem is None else problem
+    if "device" in config:
+        require_device(config["device"], config["precision"])
+        built = built.on(config["device"], config["precision"])
     if built.fingerprint() != config["fingerprint"]:
         raise failure(
             "the problem is not the one this folder was made with: its data or settings differ (recorded fingerprint "

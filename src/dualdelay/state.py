@@ -16,8 +16,8 @@ BLOCK = 65_536  # elements per pass, so that what one operation writes is still 
 
 
 def blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Matching pieces of tensors of one size; small ones come whole."""
-    if tensors[0].numel() <= BLOCK:
+    """Matching pieces of tensors of one size; small ones and those on a GPU come whole."""
+    if tensors[0].numel() <= BLOCK or not tensors[0].is_cpu:
         return iter((tensors,))
     return zip(*(torch.split(tensor.view(-1), BLOCK) for tensor in tensors), strict=True)
 
@@ -51,11 +51,18 @@ class State:
         self.lent = True
         return self.weights
 
-    def descend(self, direction: Tensor, lr: float, over: float = 1) -> None:
+    def descend(self, direction: Tensor, lr: float | Tensor, over: float = 1) -> None:
         """x <- x - lr * direction / over, and the version goes up by one; an optimizer takes direction / over as gradient.
 
-        Divide by ``over`` and not the step size: to Adam a sum of n gradients with lr / n is not their mean with lr.
+        Divide by ``over`` and not the step size: to Adam a sum of n gradients with lr / n is not their mean with lr. Runs
+        that advance together have a step size each, a column (r, 1).
         """
+        if isinstance(lr, Tensor):
+            dtype = self.weights.dtype
+            self.weights = torch.addcmul(self.weights, direction.to(dtype), (lr / -over).to(dtype))
+            self.lent = False
+            self.version += 1
+            return
         if self.optimizer is not None:
             gradient = torch.empty_like(self.weights)  # of its own: optimisers may write into it
             for out, part in blocks(gradient, direction):
@@ -85,6 +92,13 @@ class AggregateState(State):
     table: list[Tensor] | None  # n of (d): the gradients themselves, as they came, unless the workers keep them
     absent: set[int]  # workers that do not count: they left, or joined and have not reported yet
     taken: int = 0  # gradients so far
+    kept: str = "full"  # how the table is: as the gradients came, in "half" the bytes, or on the "host"
+
+    def _row(self, value: Tensor) -> Tensor:
+        """A gradient as the table keeps it."""
+        if self.kept == "half":
+            return value.to(torch.bfloat16)
+        return value.cpu() if self.kept == "host" else value
 
     def take(self, worker: int, value: Tensor) -> None:
         """sum <- sum + (G - G~) and G~ <- G; without a table ``value`` is the difference itself."""
@@ -95,16 +109,20 @@ class AggregateState(State):
             for total, new in blocks(self.total, value):
                 total.add_(new)
         else:
-            for total, old, new in blocks(self.total, self.table[worker], value):
+            row = self._row(value)
+            counted = row if self.kept == "half" else value  # the sum is that of the table, so no rounding stays in it
+            for total, old, new in blocks(self.total, self.table[worker].to(self.total.device), counted):
                 if new.dtype == total.dtype:
                     total.add_(new - old)
-                elif total.is_cpu:  # numpy converts on the way, torch into fresh memory first: a fifth slower
+                elif (
+                    total.is_cpu and self.kept != "half"
+                ):  # numpy converts on the way, torch into fresh memory first: a fifth slower
                     exact = total.numpy()
                     np.add(exact, new.numpy(), out=exact)
                     np.subtract(exact, old.numpy(), out=exact)
                 else:
                     total.add_(new).sub_(old)  # in float64 the sums of float32 numbers round nothing
-            self.table[worker] = value
+            self.table[worker] = row
             self.taken += 1
             if self.taken % max(_SUM_AGAIN, len(self.table)) == 0:
                 self._sum_again(self.table)
@@ -113,7 +131,7 @@ class AggregateState(State):
         """Add the table up anew: after a huge gradient has come and gone the small ones' last digits are lost."""
         self.total.zero_()
         for row in table:
-            for total, part in blocks(self.total, row):
+            for total, part in blocks(self.total, row.to(self.total.device)):
                 total.add_(part)
 
     def drop(self, worker: int, held: Tensor | None) -> None:
@@ -123,8 +141,8 @@ class AggregateState(State):
         self.absent.add(worker)
         self.n -= 1
         if self.table is not None:
-            self.total -= self.table[worker]
-            self.table[worker] = torch.zeros_like(self.weights)
+            self.total -= self.table[worker].to(self.total.device)
+            self.table[worker] = self._row(torch.zeros_like(self.weights))
         elif held is not None:
             self.total -= held
 
@@ -142,8 +160,8 @@ class AggregateState(State):
         """
         exact, size = torch.zeros_like(self.total), 0.0
         for row in self.table if self.table is not None else held.values():
-            exact += row
-            size += float(row.norm())
+            exact += row.to(exact.device)
+            size += float(row.float().norm() if self.kept == "half" else row.norm())
         gap = float((self.total - exact).norm())
         return gap / size if size > 0 else gap
 
@@ -157,11 +175,15 @@ def aggregate(x: Tensor, n: int, memory: str = "server") -> dict[str, Any]:
 _SAME_SIZE = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 
-def checksum(tensor: Tensor) -> int:
-    """The sum of a tensor's bit patterns modulo 2**64, as int64: one pass, and any single changed bit shows."""
+def checksum(tensor: Tensor) -> int | Tensor:
+    """The sum of a tensor's bit patterns modulo 2**64, as int64: one pass, and any single changed bit shows.
+
+    Of several rows or on a GPU it is a tensor, one number for each row: nobody waits for it.
+    """
     size = tensor.element_size()
     kind = torch.int64 if tensor.shape[-1] * size % 8 == 0 else _SAME_SIZE[size]
-    return int(tensor.view(kind).sum().item())
+    total = tensor.view(kind).sum(-1)
+    return int(total.item()) if tensor.ndim == 1 and tensor.is_cpu else total
 
 
 def is_finite(tensor: Tensor) -> bool:

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from .core import Arrival
 
@@ -77,14 +79,18 @@ class Recorder:
 
     def __init__(self) -> None:
         self._rows = bytearray()
+        self._later: list[tuple[int, Tensor]] = []  # rows whose fingerprint is still on a GPU
         self.events: list[dict[str, Any]] = []
 
     def __len__(self) -> int:
         return len(self._rows) // _ROW.size
 
-    def arrival(self, a: Arrival, after: int, fingerprint: int) -> None:
-        """Write down an absorbed arrival."""
+    def arrival(self, a: Arrival, after: int, fingerprint: int | Tensor) -> None:
+        """Write down an absorbed arrival; what is on a GPU is fetched when the rows are asked for."""
         assert a.job is not None
+        if isinstance(fingerprint, Tensor):
+            self._later.append((len(self), fingerprint))
+            fingerprint = 0
         self._rows += _ROW.pack(a.time, a.seconds, *a.job, after, a.loss, fingerprint)
 
     def event(
@@ -93,8 +99,16 @@ class Recorder:
         """Write down something that is no arrival."""
         self.events.append(dict(zip(_EVENTS, (kind, len(self), time, worker, draw, version, after, text), strict=True)))
 
+    def _fetch(self) -> None:
+        """Bring the fingerprints that are on a GPU."""
+        if self._later:
+            places, values = [row for row, _ in self._later], torch.stack([value for _, value in self._later]).cpu().numpy()
+            np.frombuffer(self._rows, dtype=_KINDS)["fingerprint"][places] = values
+            self._later = []
+
     def rows(self, start: int = 0) -> dict[str, Column]:
         """A copy of the rows from ``start`` on."""
+        self._fetch()
         rows = np.frombuffer(bytes(self._rows[start * _ROW.size :]), dtype=_KINDS)
         return {name: rows[name].copy() for name in ARRIVAL_COLUMNS}
 

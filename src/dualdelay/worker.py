@@ -46,7 +46,9 @@ class Worker:
             self._sequence, self._keep, self._reply = request.sequence, None, None
         start = time.perf_counter()
         try:
-            done = answer(self._problem, self._message, self._own(x), self._worker, request.draw, self._held)
+            model = self._own(x)
+            gradient, loss = self._problem.gradient(model, self._worker, request.draw)
+            done = answer(gradient, loss, model, self._message, self._held)
             value = done.value.detach().cpu().numpy()
         except Exception:
             reply = Reply(request, np.empty(0), False, float("nan"), time.perf_counter() - start, traceback.format_exc())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 from collections.abc import Sequence
@@ -10,7 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import default_collate
+from torch.utils.data import Subset, TensorDataset, default_collate
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..draws import Draws
 from ..errors import BadInput, require_whole
@@ -19,10 +21,31 @@ _AHEAD = 32  # minibatches of a worker that are named together: one by one their
 _MOST_AHEAD = 1024  # workers for which that is kept
 
 
+_copies: Any = WeakTensorKeyDictionary()  # by tensor and then by device, so that splits of the same data share one copy
+
+
+def moved(tensor: Tensor, device: str) -> Tensor:
+    """The tensor on a device; the same one each time, for as long as the original lives."""
+    if tensor.device == torch.device(device):
+        return tensor
+    copies: dict[str, Tensor] = _copies.setdefault(tensor, {})
+    if device not in copies:
+        copies[device] = tensor.to(device)
+    return copies[device]
+
+
 class Shard:
-    """One worker's own data: a pair of tensors (inputs, targets) or a map-style dataset of such pairs."""
+    """One worker's own data: a pair of tensors (inputs, targets) or a map-style dataset of such pairs.
+
+    A ``Subset`` of a ``TensorDataset`` stays what it is: numbers of rows in tensors that other workers share.
+    """
+
+    rows: Tensor | None = None  # this worker's rows of the pair; None: all
 
     def __init__(self, data: Any, name: str) -> None:
+        if isinstance(data, Subset) and isinstance(data.dataset, TensorDataset) and len(data.dataset.tensors) == 2:
+            self.rows = torch.as_tensor(data.indices, dtype=torch.int64)
+            data = data.dataset.tensors
         pair = tuple(data) if isinstance(data, (tuple, list)) and len(data) == 2 else ()
         pair = tuple(torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in pair)
         if pair and all(isinstance(part, Tensor) for part in pair):
@@ -36,7 +59,7 @@ class Shard:
                 f"{name} is a {type(data).__name__}; expected a pair of tensors (inputs, targets) or a dataset with "
                 "__len__ and __getitem__ that gives such pairs."
             )
-        self.size = len(pair[0]) if pair else len(data)
+        self.size = len(self.rows) if self.rows is not None else len(pair[0]) if pair else len(data)
         if self.size == 0:
             raise BadInput(f"{name} is empty; give every worker at least one sample, or leave that worker out.")
 
@@ -45,13 +68,31 @@ class Shard:
         if self._pair is not None:  # a pickled view would bring along all the data that it is a view of
             whole = [part.untyped_storage().nbytes() == part.nbytes for part in self._pair]
             state["_pair"] = tuple(p if w else p.detach().clone() for p, w in zip(self._pair, whole, strict=True))
+            if self.rows is not None:  # and the rows of others stay with them
+                state |= {"_pair": tuple(part[self.rows] for part in self._pair), "rows": None}
         return state
+
+    @property
+    def pair(self) -> tuple[Tensor, Tensor] | None:
+        """The tensors, with other workers' rows if ``rows`` is given; None for a dataset."""
+        return self._pair
+
+    def on(self, device: str) -> Shard:
+        """The same data on a device; a dataset stays where it is."""
+        if self._pair is None:
+            return self
+        other = copy.copy(self)
+        other._pair = (moved(self._pair[0], device), moved(self._pair[1], device))
+        other.rows = None if self.rows is None else self.rows.to(device)
+        return other
 
     def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """These samples as tensors."""
         if self._pair is not None:
             if not self._pair[0].is_cpu:
                 rows = rows.to(self._pair[0].device)
+            if self.rows is not None:
+                rows = self.rows[rows]
             return self._pair[0].index_select(0, rows), self._pair[1].index_select(0, rows)
         inputs, targets = default_collate([self._dataset[row] for row in rows.tolist()])
         return inputs, targets
@@ -69,7 +110,7 @@ class Shard:
         """Add the data to a hash; of a dataset its length and three samples."""
         into.update(str(self.size).encode())
         rows = torch.tensor([0, self.size // 2, self.size - 1])
-        for tensor in self._pair if self._pair is not None else self.batch(rows):
+        for tensor in self.batch(rows if self._pair is None else torch.arange(self.size)):
             into.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
             into.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
@@ -88,6 +129,16 @@ class Minibatches:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_ahead": {}}
+
+    @property
+    def size(self) -> int | None:
+        """The one size that all minibatches have, if they do."""
+        return self._batches[0] if len(set(self._batches)) == 1 else None
+
+    @property
+    def base(self) -> int | None:
+        """What names the minibatches, for ``draws.integers_at``; None if they are drawn without replacement."""
+        return self._draws.base if self._replacement else None
 
     def require_enough(self, worker: int, size: int, name: str) -> None:
         """Refuse data from which the worker's batch cannot be drawn."""

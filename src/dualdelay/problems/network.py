@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._utils import _flatten_dense_tensors
 
-from ..core import Problem
+from ..core import OneAtATime, Problem, Together
+from ..devices import lower
 from ..draws import Draws
 from ..errors import BadInput, require_one_of
 from .batchnorm import refuse_batchnorm
 from .data import Minibatches, Shard, digest, objectives
+from .flat_module import FlatModule, flat_weights
 from .generators import seeded
 from .purity import refuse_impure
 from .shards import Exam, Shards, name_of
 
 Loss = Callable[[Any, Any], Tensor]
-_flatten: Any = _flatten_dense_tensors  # it has no types
 
 
 class Network(Problem):
@@ -70,45 +69,26 @@ class Network(Problem):
             )
         self.workers, self.seed = self._shards.workers, seed
         self._options = (batch_size, replacement, weights)
-        self._minibatches = Minibatches(self.workers, batch_size, seed, replacement)
+        self.minibatches = Minibatches(self.workers, batch_size, seed, replacement)
         sizes = [shard.size for shard in self._shards.kept.values()]
         for worker, size in enumerate(sizes):
-            self._minibatches.require_enough(worker, size, f"worker {worker}")
-        self._scales = [1.0] * self.workers  # each F_i's factor in F = (1/n) sum_i scale_i F_i
+            self.minibatches.require_enough(worker, size, f"worker {worker}")
+        self.scales = [1.0] * self.workers  # each F_i's factor in F = (1/n) sum_i scale_i F_i
         if weights == "samples":
-            self._scales = [self.workers * size / sum(sizes) for size in sizes]
-        self._loss, self._stochastic, self._full_gradient = loss, stochastic, full_gradient
+            self.scales = [self.workers * size / sum(sizes) for size in sizes]
+        self.loss, self._stochastic, self._full_gradient = loss, stochastic, full_gradient
         self._draws = Draws(seed, "stochastic")
         self._make = None if isinstance(model, nn.Module) else model
-        self._module = copy.deepcopy(model) if isinstance(model, nn.Module) else self._made(0)
-        refuse_batchnorm(self._module)
-        self._bind()
-        self._given = self._flat.clone()
-        self._module.train()
+        module = copy.deepcopy(model) if isinstance(model, nn.Module) else self._made(0)
+        refuse_batchnorm(module)
+        self.net, self.precision = FlatModule(module), "float32"
+        self._given = self.net.weights.clone()
         if self._shards.kept:
             self._probe(0, self._shards.kept.values())
 
-    def _bind(self) -> None:
-        """Make each trainable parameter a view into one flat tensor, so that loading weights is a single copy."""
-        self._parameters = [p for p in self._module.parameters() if p.requires_grad]
-        kinds = sorted({str(p.dtype) for p in self._parameters})
-        if len(kinds) != 1:
-            raise BadInput(f"the model's trainable parameters have types {kinds}; expected at least one, all of one type.")
-        self._flat = torch.cat([p.detach().reshape(-1) for p in self._parameters])
-        offset = 0
-        for parameter in self._parameters:
-            size = parameter.numel()
-            parameter.data = self._flat[offset : offset + size].view_as(parameter)
-            offset += size
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The module goes as a copy: a pickled view would bring the whole flat tensor, and be a view no more."""
-        state = {name: value for name, value in self.__dict__.items() if name not in ("_flat", "_parameters")}
-        return {**state, "_module": copy.deepcopy(self._module)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._bind()
+    def shards(self) -> list[Shard]:
+        """Every worker's data."""
+        return [self._shard(worker) for worker in range(self.workers)]
 
     def _shard(self, worker: int) -> Shard:
         return self._shards.kept.get(worker) or self._first(worker)
@@ -116,7 +96,7 @@ class Network(Problem):
     def _first(self, worker: int) -> Shard:
         """Have a worker's data built and keep them, if gradients on them are pure."""
         shard = self._shards.build(worker)
-        self._minibatches.require_enough(worker, shard.size, f"shard({worker})")
+        self.minibatches.require_enough(worker, shard.size, f"shard({worker})")
         self._shards.kept[worker] = shard
         try:
             self._probe(worker, [shard])
@@ -126,7 +106,7 @@ class Network(Problem):
         return shard
 
     def _probe(self, worker: int, shards: Iterable[Shard]) -> None:
-        refuse_impure(self._module, lambda: self.gradient(self._given, worker, 0)[0], shards, self._stochastic)
+        refuse_impure(self.net.module, lambda: self.gradient(self._given, worker, 0)[0], shards, self._stochastic)
 
     def _made(self, seed: int) -> nn.Module:
         assert self._make is not None
@@ -139,11 +119,11 @@ class Network(Problem):
     def start(self, seed: int) -> Tensor:
         if self._make is None:
             return self._given.clone()
-        return torch.cat([p.detach().reshape(-1) for p in self._made(seed).parameters() if p.requires_grad])
+        return flat_weights(self._made(seed)).to(self._given.device)
 
     def indices(self, worker: int, draw: int) -> Tensor:
         """The samples of a job, as positions in the worker's own data."""
-        return self._minibatches.rows(worker, draw, self._shard(worker).size).clone()
+        return self.minibatches.rows(worker, draw, self._shard(worker).size).clone()
 
     def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
         rows = self.indices(worker, draw)
@@ -153,33 +133,19 @@ class Network(Problem):
         return self._backward(x, worker, rows)
 
     def _backward(self, x: Tensor, worker: int, rows: Tensor) -> tuple[Tensor, float]:
-        shard = self._shard(worker)
-        self._flat.copy_(x)
-        inputs, targets = shard.batch(rows)
-        loss = self._loss(self._module(inputs), targets)
+        self.net.weights.copy_(x)
+        inputs, targets = self._shard(worker).batch(rows)
+        with lower(self.precision, x.device):
+            loss = self.loss(self.net.module(inputs), targets)
         if loss.numel() != 1:
             raise BadInput(f"the loss has shape {tuple(loss.shape)}; expected one number, the mean over the minibatch.")
-        parts: Sequence[Tensor | None] = torch.autograd.grad(loss, self._parameters, allow_unused=True)
-        pairs = zip(parts, self._parameters, strict=True)
-        filled = [torch.zeros_like(p) if g is None else g for g, p in pairs]
-        gradient: Tensor = _flatten(filled).to(x.device)  # one call, where a cat of reshapes is one for each parameter
-        scale = self._scales[worker]
+        gradient, scale = self.net.gradient(loss).to(x.device), self.scales[worker]
         return gradient if scale == 1.0 else gradient * scale, loss.item()
-
-    @contextmanager
-    def _evaluating(self, x: Tensor) -> Iterator[None]:
-        self._flat.copy_(x)
-        self._module.eval()
-        try:
-            with seeded(0):
-                yield
-        finally:
-            self._module.train()
 
     def measure(self, x: Tensor, worker: int) -> dict[str, Any]:
         """A worker's loss over all its samples, their number, and that loss's gradient if wanted, in float64."""
         shard, loss, total = self._shard(worker), 0.0, torch.zeros_like(x, dtype=torch.float64)
-        with self._evaluating(x):
+        with self.net.evaluating(x):
             for rows in shard.chunks():
                 share = len(rows) / shard.size
                 if self._full_gradient:
@@ -188,16 +154,16 @@ class Network(Problem):
                 else:
                     inputs, targets = shard.batch(rows)
                     with torch.no_grad():
-                        part = self._loss(self._module(inputs), targets).item()
+                        part = self.loss(self.net.module(inputs), targets).item()
                 loss += share * part
         return {"loss": loss, "samples": shard.size, "gradient": total if self._full_gradient else None}
 
     def combine(self, x: Tensor, parts: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
         """The metrics, with F over the workers that answered; accuracy is measured here."""
-        with self._evaluating(x):
-            accuracy = self._exam.accuracy(self._module)
+        with self.net.evaluating(x):
+            accuracy = self._exam.accuracy(self.net.module)
         workers = sorted(parts)  # whoever answered first
-        scales = [self._scales[worker] for worker in workers]
+        scales = [self.scales[worker] for worker in workers]
         factor = len(workers) / sum(scales) if 0 < len(workers) < self.workers else 1.0  # those of all have mean 1
         losses, sizes = ([parts[worker][name] for worker in workers] for name in ("loss", "samples"))
         gradients = [parts[worker]["gradient"] for worker in workers if parts[worker]["gradient"] is not None]
@@ -210,38 +176,63 @@ class Network(Problem):
 
     def model(self, x: Tensor) -> nn.Module:
         """The module with these weights, in evaluation mode."""
-        self._flat.copy_(x)
-        return copy.deepcopy(self._module).eval()
+        return self.net.model(x)
 
     def state_dict(self, x: Tensor) -> dict[str, Tensor]:
-        self._flat.copy_(x)
-        return {name: tensor.detach().clone().contiguous() for name, tensor in self._module.state_dict().items()}
+        return self.net.state_dict(x)
 
     def flat(self, state_dict: Mapping[str, Tensor]) -> Tensor:
-        module = copy.deepcopy(self._module)
-        try:
-            module.load_state_dict(state_dict)
-        except RuntimeError as error:
-            raise BadInput(f"the given weights are not this model's: {error}") from None
-        return torch.cat([p.detach().reshape(-1) for p in module.parameters() if p.requires_grad])
+        return self.net.flat(state_dict)
 
     def fingerprint(self) -> str:
         hashed = digest(
-            repr(self._module), name_of(self._loss), self._options, self.seed, self._stochastic, self._full_gradient
+            repr(self.net.module), name_of(self.loss), self._options, self.seed, self._stochastic, self._full_gradient
         )
         with seeded(0):  # augmented samples are drawn anew each time
             self._shards.digest(hashed)
             self._exam.digest(hashed)
-        fixed = [p for p in self._module.parameters() if not p.requires_grad]
-        for tensor in (*fixed, *self._module.buffers()):
+        for tensor in self.net.fixed():
             hashed.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return str(hashed.hexdigest())
 
     def reseeded(self, seed: int) -> Network:
         """The same data and model with other minibatches."""
-        other = type(self).__new__(type(self))
-        other.__dict__.update(self.__dict__)  # one module and one store of data for both
+        other = copy.copy(self)  # one module and one store of data for both
         other.seed, other._draws = seed, Draws(seed, "stochastic")
         batch_size, replacement, _ = self._options
-        other._minibatches = Minibatches(self.workers, batch_size, seed, replacement)
+        other.minibatches = Minibatches(self.workers, batch_size, seed, replacement)
         return other
+
+    @property
+    def parallel(self) -> bool:
+        return not self._stochastic and all(shard.pair is not None for shard in self._shards.kept.values())
+
+    def twin(self) -> Network:
+        other = copy.copy(self)
+        other.net = self.net.on(self._given.device)
+        batch_size, replacement, _ = self._options
+        other.minibatches = Minibatches(self.workers, batch_size, self.seed, replacement)
+        return other
+
+    def on(self, device: str, precision: str = "float32") -> Network:
+        if (torch.device(device), precision) == (self._given.device, self.precision):
+            return self
+        other = copy.copy(self)
+        other.net, other._given, other.precision = self.net.on(device), self._given.to(device), precision
+        other._shards, other._exam = self._shards.on(device), self._exam.on(device)
+        return other
+
+    @property
+    def kin(self) -> Hashable:
+        if not self.parallel or self.minibatches.size is None:
+            return OneAtATime
+        fixed = tuple(tensor.cpu().numpy().tobytes() for tensor in self.net.fixed())
+        place = (self._given.dtype, str(self._given.device), self.precision)
+        return repr(self.net.module), self.loss, self.minibatches.size, len(self._given), place, fixed
+
+    def together(self, problems: Sequence[Problem]) -> Together:
+        if self.kin is OneAtATime:
+            return OneAtATime(problems)
+        from .stacked import Stacked  # it needs this module
+
+        return Stacked([problem for problem in problems if isinstance(problem, Network)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -35,6 +36,7 @@ class Shards:
 
     def __init__(self, given: Any, workers: int | None) -> None:
         self.function = given if _is_function(given) else None
+        self.device: str | None = None  # where they are put; None: they stay where they are
         self.kept: dict[int, Shard] = {}
         if self.function is not None:
             if workers is None:
@@ -52,11 +54,18 @@ class Shards:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "kept": {} if self.function is not None else self.kept}
 
+    def on(self, device: str) -> Shards:
+        """The same data on a device."""
+        other = copy.copy(self)
+        other.device, other.kept = device, {worker: shard.on(device) for worker, shard in self.kept.items()}
+        return other
+
     def build(self, worker: int) -> Shard:
         """Call the function for a worker."""
         if self.function is None or not 0 <= worker < self.workers:
             raise BadInput(f"worker is {worker}; expected one of 0..{self.workers - 1}.")
-        return Shard(_call(self.function, worker), f"shard({worker})")
+        built = Shard(_call(self.function, worker), f"shard({worker})")
+        return built if self.device is None else built.on(self.device)
 
     def digest(self, into: Any) -> None:
         """Add the data to a hash; of a function its name."""
@@ -71,16 +80,24 @@ class Exam:
     """The data on which accuracy is measured, if there are any; those that a function built stay out of every pickle."""
 
     def __init__(self, given: Any) -> None:
+        self.device: str | None = None
         self._function = given if _is_function(given) else None
         self._shard = None if given is None or self._function is not None else Shard(given, "test")
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_shard": None if self._function is not None else self._shard}
 
+    def on(self, device: str) -> Exam:
+        """The same data on a device."""
+        other = copy.copy(self)
+        other.device, other._shard = device, None if self._shard is None else self._shard.on(device)
+        return other
+
     def accuracy(self, model: Callable[[Tensor], Tensor]) -> float:
         """The share of samples whose largest output is their class; nan if there are none or targets are no classes."""
         if self._shard is None and self._function is not None:
-            self._shard = Shard(_call(self._function), "test()")
+            built = Shard(_call(self._function), "test()")
+            self._shard = built if self.device is None else built.on(self.device)
         if self._shard is None:
             return math.nan
         right = 0

@@ -1,0 +1,105 @@
+"""A torch module whose trainable weights are one flat tensor."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors
+
+from ..errors import BadInput
+from .generators import seeded
+
+_flatten: Any = _flatten_dense_tensors  # it has no types
+
+
+class FlatModule:
+    """A module in training mode; parameters with ``requires_grad=False`` are no part of the weights."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module.train()
+        self._bind()
+
+    def _bind(self) -> None:
+        """Make each trainable parameter a view into one flat tensor, so that loading weights is a single copy."""
+        self._parameters = [p for p in self.module.parameters() if p.requires_grad]
+        kinds = sorted({str(p.dtype) for p in self._parameters})
+        if len(kinds) != 1:
+            raise BadInput(f"the model's trainable parameters have types {kinds}; expected at least one, all of one type.")
+        self.weights = torch.cat([p.detach().reshape(-1) for p in self._parameters])
+        offset = 0
+        for parameter in self._parameters:
+            size = parameter.numel()
+            parameter.data = self.weights[offset : offset + size].view_as(parameter)
+            offset += size
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The module goes as a copy: a pickled view would bring the whole flat tensor, and be a view no more."""
+        return {"module": copy.deepcopy(self.module)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._bind()
+
+    def on(self, device: torch.device | str) -> FlatModule:
+        """A copy of its own on a device."""
+        return FlatModule(copy.deepcopy(self.module).to(device))
+
+    def named(self, flat: Tensor) -> dict[str, Tensor]:
+        """Flat weights as views by the parameters' names, for ``torch.func.functional_call``."""
+        parts, offset = {}, 0
+        for name, parameter in self.module.named_parameters():
+            if parameter.requires_grad:
+                parts[name] = flat[offset : offset + parameter.numel()].view(parameter.shape)
+                offset += parameter.numel()
+        return parts
+
+    def fixed(self) -> list[Tensor]:
+        """What does not move: frozen parameters and buffers."""
+        return [p.detach() for p in self.module.parameters() if not p.requires_grad] + list(self.module.buffers())
+
+    def gradient(self, loss: Tensor) -> Tensor:
+        """The gradient of a loss by the weights, zero for those it does not depend on."""
+        parts: Sequence[Tensor | None] = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+        pairs = zip(parts, self._parameters, strict=True)
+        flat: Tensor = _flatten([torch.zeros_like(p) if g is None else g for g, p in pairs])  # one call for all parameters
+        return flat
+
+    @contextmanager
+    def evaluating(self, x: Tensor) -> Iterator[None]:
+        """The module has these weights and is in evaluation mode."""
+        self.weights.copy_(x)
+        self.module.eval()
+        try:
+            with seeded(0):
+                yield
+        finally:
+            self.module.train()
+
+    def model(self, x: Tensor) -> nn.Module:
+        """A copy with these weights, in evaluation mode."""
+        self.weights.copy_(x)
+        return copy.deepcopy(self.module).eval()
+
+    def state_dict(self, x: Tensor) -> dict[str, Tensor]:
+        """The weights under the module's names, on the processor."""
+        self.weights.copy_(x)
+        return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in self.module.state_dict().items()}
+
+    def flat(self, state_dict: Mapping[str, Tensor]) -> Tensor:
+        """The inverse of ``state_dict``."""
+        module = copy.deepcopy(self.module)
+        try:
+            module.load_state_dict(state_dict)
+        except RuntimeError as error:
+            raise BadInput(f"the given weights are not this model's: {error}") from None
+        return flat_weights(module)
+
+
+def flat_weights(module: nn.Module) -> Tensor:
+    """A module's trainable weights as one flat tensor of its own."""
+    return torch.cat([p.detach().reshape(-1) for p in module.parameters() if p.requires_grad])

@@ -1,0 +1,171 @@
+"""The gradients of many networks in one call: stacked weights, each with its own minibatch, on a GPU as a CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+
+from ..devices import lower
+from ..draws import integers_at
+from .network import Network
+
+_MOST = 512  # gradients in one call: with more, nothing is gained on an H200
+_SPARE = 0.4  # the share of a GPU's free memory that one call may take
+
+
+def _size(count: int) -> int:
+    """The size of graph that a call of ``count`` gradients uses: at most an eighth larger, so that few are captured."""
+    step = max(1, 1 << max(0, count.bit_length() - 4))
+    return -(-count // step) * step
+
+
+class Store:
+    """All samples of several problems in one place, and the names of their minibatches."""
+
+    def __init__(self, problems: Sequence[Network]) -> None:
+        self._problems = problems
+        pairs: list[tuple[Tensor, Tensor]] = []
+        first: dict[int, int] = {}  # by the identity of a tensor of inputs: where its rows begin
+        orders: list[Tensor] = []
+        workers = max(problem.workers for problem in problems)
+        self._begin, self._sizes = (np.zeros((len(problems), workers), dtype=np.int64) for _ in range(2))
+        self._scales = np.ones((len(problems), workers))
+        total = 0
+        for k, problem in enumerate(problems):
+            for worker, shard in enumerate(problem.shards()):
+                assert shard.pair is not None
+                inputs, targets = shard.pair
+                if id(inputs) not in first:
+                    first[id(inputs)] = sum(len(part) for part, _ in pairs)
+                    pairs.append((inputs, targets))
+                rows = torch.arange(shard.size, device=inputs.device) if shard.rows is None else shard.rows
+                orders.append(rows + first[id(inputs)])
+                self._begin[k, worker], self._sizes[k, worker] = total, shard.size
+                total += shard.size
+            self._scales[k, : problem.workers] = problem.scales
+        self.inputs, self.targets = (
+            torch.cat([pair[side] for pair in pairs]) if len(pairs) > 1 else pairs[0][side] for side in (0, 1)
+        )
+        self.order = torch.cat(orders)
+        self.weighted = bool((self._scales != 1.0).any())
+        bases = [problem.minibatches.base for problem in problems]
+        self.hashed = None not in bases
+        self._bases = np.array([base or 0 for base in bases], dtype=np.int64)
+
+    def names(self, which: Sequence[int], workers: Sequence[int], draws: Sequence[int], size: int) -> tuple[Tensor, Tensor]:
+        """What ``samples`` needs to know of some jobs, and their scales, filled up to ``size`` with the last job."""
+        problem, worker, draw = (
+            np.array([*part, *part[-1:] * (size - len(part))]) for part in map(list, (which, workers, draws))
+        )
+        begin, bound = self._begin[problem, worker], self._sizes[problem, worker]
+        scales = torch.from_numpy(self._scales[problem, worker])
+        if self.hashed:
+            return torch.from_numpy(np.stack([begin, bound, self._bases[problem], worker, draw])), scales
+        rows = [self._problems[k].indices(w, d) for k, w, d in zip(which, workers, draws, strict=True)]
+        table = torch.stack([*rows, *rows[-1:] * (size - len(rows))]).T  # (batch, size)
+        return torch.cat([torch.from_numpy(begin)[None], table]), scales
+
+    def samples(self, names: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+        """The minibatches (size, batch, ...) of named jobs."""
+        begin = names[0, :, None]
+        if self.hashed:
+            _, bound, base, worker, draw = names
+            rows = integers_at(base, bound, batch, worker, draw)
+        else:
+            rows = names[1:].T
+        picked = self.order[begin + rows]
+        flat = picked.reshape(-1)
+        inputs, targets = self.inputs.index_select(0, flat), self.targets.index_select(0, flat)
+        return inputs.view(*picked.shape, *inputs.shape[1:]), targets.view(*picked.shape, *targets.shape[1:])
+
+
+class Stacked:
+    """Takes gradients of networks that differ in their data and weights alone."""
+
+    def __init__(self, problems: Sequence[Network]) -> None:
+        self._net, self._loss, self._precision = problems[0].net, problems[0].loss, problems[0].precision
+        self._batch = problems[0].minibatches.size
+        self._store = Store(problems)
+        self._x = self._net.weights
+        self._device = self._x.device
+        self._graphs: dict[int, tuple[Any, Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]] = {}
+        self._memory: Any = None  # what graphs compute in; they share it, since they run one after the other
+        self.most = _MOST if self._device.type == "cuda" else 1 << 62
+        if self._device.type == "cuda":
+            self.most = min(_MOST, self._fits())
+
+    def _compute(self, x: Tensor, names: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients (m, d) and losses (m)."""
+        assert self._batch is not None
+        inputs, targets = self._store.samples(names, self._batch)
+        x = x.detach().requires_grad_()
+        with _convolutions(self._precision, self._device), lower(self._precision, self._device):
+            losses = vmap(self._one)(x, inputs, targets)
+        summed = (losses * scales.to(losses.dtype)).sum() if self._store.weighted else losses.sum()
+        return torch.autograd.grad(summed, x)[0], losses.detach()
+
+    def _one(self, flat: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        outputs = functional_call(self._net.module, self._net.named(flat), (inputs,))
+        return self._loss(outputs, targets).reshape(())
+
+    def __call__(
+        self, x: Sequence[Tensor], which: Sequence[int], workers: Sequence[int], draws: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        pieces = [piece if piece.ndim == 2 else piece[None] for piece in x]
+        if self._device.type != "cuda":
+            return self._compute(torch.cat(pieces), *self._store.names(which, workers, draws, len(draws)))
+        graph, into, names, scales, (gradients, losses) = self._graph(_size(len(draws)))
+        torch.cat(pieces, out=into[: len(draws)])
+        named, weights = self._store.names(which, workers, draws, len(into))
+        names.copy_(named.pin_memory(), non_blocking=True)
+        if self._store.weighted:
+            scales.copy_(weights.pin_memory(), non_blocking=True)
+        graph.replay()
+        return gradients[: len(draws)], losses[: len(draws)]
+
+    def _inputs(self, size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Static tensors for so many gradients, filled with the first job of the first worker."""
+        names, scales = self._store.names([0] * size, [0] * size, [0] * size, size)
+        return self._x.expand(size, -1).contiguous(), names.to(self._device), scales.to(self._device)
+
+    def _graph(self, size: int) -> tuple[Any, Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]:
+        if size not in self._graphs:
+            static = self._inputs(size)
+            cuda: Any = torch.cuda
+            side = cuda.Stream(self._device)
+            side.wait_stream(torch.cuda.current_stream(self._device))
+            with torch.cuda.stream(side):  # libraries set themselves up outside of a graph
+                for _ in range(2):
+                    self._compute(*static)
+            torch.cuda.current_stream(self._device).wait_stream(side)
+            graph: Any = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._memory):
+                out = self._compute(*static)
+            self._memory = self._memory or graph.pool()
+            self._graphs[size] = (graph, *static, out)
+        return self._graphs[size]
+
+    def _fits(self, trial: int = 4) -> int:
+        """How many gradients at once the free memory allows, by a trial of a few."""
+        static = self._inputs(trial)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        self._compute(*static)
+        each = max(1, (torch.cuda.max_memory_allocated(self._device) - before) // trial)
+        free, _ = torch.cuda.mem_get_info(self._device)
+        return max(1, int(_SPARE * free) // each)
+
+
+def _convolutions(precision: str, device: torch.device) -> Any:
+    """While this lasts, convolutions of stacked networks are taken by kernels of our own, if there is a GPU for them."""
+    if device.type != "cuda":
+        return nullcontext()
+    from .convolving import Convolving
+
+    return Convolving(precision)
