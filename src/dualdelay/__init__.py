@@ -40,6 +40,7 @@ from .speeds import (
     TruncatedNormalSpeeds,
 )
 from .state import AggregateState, State, aggregate
+from .sweep import Sweep, sweep
 from .trace import Table, Trace
 
 __all__ = [
@@ -81,6 +82,7 @@ __all__ = [
     "ShuffledASGD",
     "SpeedModel",
     "State",
+    "Sweep",
     "SyncSGD",
     "Table",
     "TensorBoard",
@@ -101,6 +103,7 @@ __all__ = [
     "resume",
     "send",
     "simulate",
+    "sweep",
     "train",
     "wake",
     "without_batchnorm",

@@ -22,6 +22,7 @@ from .figures import draw
 from .files import save_table
 from .folder import Folder
 from .loggers import TensorBoard
+from .naming import slug
 from .options import BoardPath, Common, FleetText
 from .progress import View, Watcher
 from .result import Run, plain
@@ -108,7 +109,7 @@ def train(
     """
     method = parse("algorithm", algorithm)
     crew, problem, options = common.manned(fleet), common.built(seed), common.options()
-    folder = common.folder or _free(f"{comparing.slug(label(method))}-seed{seed}")
+    folder = common.folder or _free(f"{slug(label(method))}-seed{seed}")
     options |= {"seed": seed, "folder": folder}
     totals, real = (common.updates, common.time), crew is not None
     with (
@@ -145,7 +146,7 @@ def compare(
         problem = common.built(seed)
         options = {**common.options(), **common.simulated(), "seed": seed, "folder": folder}
         for method in methods:
-            board = common.tensorboard and common.tensorboard / f"{comparing.slug(label(method))}-seed{seed}"
+            board = common.tensorboard and common.tensorboard / f"{slug(label(method))}-seed{seed}"
             with (
                 _going_on_with(f"the same command and --folder {folder}"),
                 _shown(f"{label(method)} seed {seed}", common.updates, common.time, real=False, board=board) as shown,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,10 @@ from .config import label
 from .core import Algorithm, Problem
 from .errors import BadInput
 from .files import save_table
+from .naming import reseeded, slug
 from .result import Run
 from .run import simulate
-from .speeds import ChangingSpeeds, SpeedModel
+from .speeds import SpeedModel
 from .trace import Table
 
 
@@ -53,11 +52,6 @@ def tidy(ended: Sequence[Ended]) -> Table:
     return Table({**names, **seeds, **columns})
 
 
-def slug(text: str) -> str:
-    """A label as part of a folder's name, without what means something to a shell."""
-    return re.sub(r"[^A-Za-z0-9_.=-]+", "-", text).strip("-")
-
-
 def named(algorithms: Sequence[Algorithm[Any]] | Mapping[str, Algorithm[Any]]) -> dict[str, Algorithm[Any]]:
     """The algorithms of a comparison by their labels."""
     names = dict(algorithms) if isinstance(algorithms, Mapping) else {label(method): method for method in algorithms}
@@ -84,12 +78,3 @@ def runs(
         for name, method in named(algorithms).items():
             place = None if folder is None else Path(folder) / f"{slug(name)}-seed{seed}"
             yield name, seed, simulate(method, mine, pace, seed=seed, folder=place, go_on=True, **options)
-
-
-def reseeded(speeds: SpeedModel, seed: int) -> SpeedModel:
-    """The speed model with another seed, or with a speed model in it that has, if there is one."""
-    if is_dataclass(speeds) and any(field.name == "seed" for field in fields(speeds)):
-        return replace(speeds, seed=seed)
-    if isinstance(speeds, ChangingSpeeds):
-        return replace(speeds, speeds=reseeded(speeds.speeds, seed))
-    return speeds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -65,3 +66,11 @@ def placed(value: Any, device: torch.device) -> Any:
     if isinstance(value, dict):
         return {key: placed(item, device) for key, item in value.items()}
     return value
+
+
+def free_memory(device: torch.device) -> int:
+    """The bytes that are free on a device."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free)
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

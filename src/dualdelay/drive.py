@@ -84,7 +84,7 @@ def drive(
     """Advance a loop to its end, saving on the way; ``ended`` says why if it is there already."""
     monitor = Monitor(log, loop.state.version) if log else None
     updates, limit, every = config["updates"], config["time"], config["checkpoint_every"]
-    share = _share(loop, updates, limit)
+    share = int(20 * fraction(loop, updates, limit))
     rows_saved, moment_saved, judged = len(loop.recorder), loop.moment if resumed else -1, 0
 
     def save() -> None:
@@ -126,8 +126,8 @@ def drive(
                         function(loop.state, arrival)
                 if monitor is not None:
                     monitor(loop, arrival)
-                if every is None and share != _share(loop, updates, limit):
-                    share = _share(loop, updates, limit)
+                if every is None and share != int(20 * fraction(loop, updates, limit)):
+                    share = int(20 * fraction(loop, updates, limit))
                     save()
                 elif every is not None and loop.state.version != before and loop.state.version % every == 0:
                     save()
@@ -148,9 +148,9 @@ def drive(
     return run
 
 
-def _share(loop: Loop, updates: int | None, limit: float | None) -> int:
-    """How many twentieths of the run are done."""
-    return int(20 * max(loop.state.version / updates if updates else 0.0, loop.now / limit if limit else 0.0))
+def fraction(loop: Loop, updates: int | None, limit: float | None) -> float:
+    """How much of the run is done."""
+    return max(loop.state.version / updates if updates else 0.0, loop.now / limit if limit else 0.0)
 
 
 def _with_end(loop: Loop, now: float) -> Table:

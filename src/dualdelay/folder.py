@@ -107,10 +107,16 @@ class Folder:
         for old in self.checkpoints()[:-keep]:
             old.unlink(missing_ok=True)
 
-    def load(self) -> tuple[dict[str, Any], dict[str, Any], list[str]] | None:
-        """The newest good checkpoint with the trace's rows up to it, and what was wrong with newer ones."""
+    def moments(self) -> set[int]:
+        """The moments of the checkpoints there are."""
+        return {int(path.stem.partition("-")[0]) for path in self.checkpoints()}
+
+    def load(self, moment: int | None = None) -> tuple[dict[str, Any], dict[str, Any], list[str]] | None:
+        """The newest good checkpoint up to a moment, with the trace's rows up to it, and what was wrong with newer ones."""
         problems: list[str] = []
         for path in reversed(self.checkpoints()):
+            if moment is not None and int(path.stem.partition("-")[0]) > moment:
+                continue
             data = path.read_bytes()
             if hashlib.sha256(data).hexdigest()[:16] != path.stem.partition("-")[2]:
                 problems.append(f"checkpoint {path.name} is damaged")

@@ -22,11 +22,6 @@ class Found(NamedTuple):
     loss: float | Tensor
     norm: float | Tensor | None = None
 
-    @property
-    def finite(self) -> bool | None:
-        """Whether the gradient is finite; None if nobody has looked."""
-        return None if self.norm is None or isinstance(self.norm, Tensor) else math.isfinite(self.norm)
-
 
 class Gradients:
     """One at a time: nothing is computed before its arrival is due."""
@@ -111,6 +106,8 @@ class Round:
 
     def evaluate(self) -> None:
         """Take every gradient that is wanted, in an order that depends on nothing but the jobs."""
+        if not any(member.wanted for member in self.members):
+            return
         jobs = [(member, key, x) for member in self.members for key, x in sorted(member.wanted.items(), key=lambda i: i[0])]
         start = size = 0
         for end, (member, _, _) in enumerate(jobs):

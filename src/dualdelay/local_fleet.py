@@ -29,7 +29,8 @@ class LocalFleet(Fleet):
         """Workers use ``threads`` threads of torch, by default as many as the server, and compute when they are due."""
         super().__init__(problem)
         self._threads, self._gradients = threads, gradients or Gradients(problem)
-        self._finite: bool | None = None  # whether the last gradient is, if that is known
+        self._norm: float | Tensor | None = None  # of the last gradient, if it is known
+        self.norms: list[Tensor] = []  # of replicas' gradients that were taken for finite, unseen
         self.clock = clock
         self._message = message
         self._held: dict[int, Tensor] = {}
@@ -64,13 +65,14 @@ class LocalFleet(Fleet):
             found = self._gradients.take(due.worker, due.draw, model.x)
         loss: Any = found.loss
         done = answer(found.gradient, loss, model.x, self._message, self._held.get(due.worker))
-        self._keep, self._finite = done.keep, found.finite
+        self._keep, self._norm = done.keep, found.norm
         return Arrival(job, done.value, due.time, due.seconds, done.loss)
 
     def finite(self, a: Arrival) -> bool:
-        if self._finite is None or self._keep is not None:
-            return super().finite(a)
-        return self._finite
+        if isinstance(self._norm, Tensor):
+            self.norms.append(self._norm)
+            return True
+        return super().finite(a) if self._norm is None or self._keep is not None else math.isfinite(self._norm)
 
     def retry(self, a: Arrival) -> None:
         assert a.job is not None

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from .comparison import reseeded
 from .config import REGISTRIES, call, parse
 from .core import Problem
 from .errors import BadInput, nearest
+from .naming import reseeded
 from .ray_fleet import RayFleet
 from .result import EarlyStop
 from .speeds import Link, SpeedModel

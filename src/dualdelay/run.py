@@ -20,6 +20,7 @@ from .fleet import using_threads
 from .folder import Folder
 from .monitor import Logger
 from .optimizer import Maker, make_optimizer
+from .plan import Plan
 from .ray_fleet import RayFleet
 from .recorded import resume
 from .result import EarlyStop, Run
@@ -29,7 +30,6 @@ from .setup import (
     identified,
     make_loop,
     manned,
-    placing,
     require_same,
     starting_point,
     versions,
@@ -86,27 +86,14 @@ def simulate(
     place. ``precision`` there is "float32", or "tf32" or "bfloat16" for the networks' products and convolutions. ``table``
     says how a method that remembers gradients keeps them: "full", in "half" the memory (bfloat16), or on the "host".
     """
-    require_kind("speeds", speeds, SpeedModel, "dd.FixedSpeeds([1.0, 2.0])")
-    require_kind("problem", problem, Problem, "dd.Digits(workers=10)")
-    problem, place = placing(problem, device, precision, batch)
-    stepper = make_optimizer(optimizer, schedule, updates)
-    threads = torch.get_num_threads() if threads is None else threads
-    pace = {"speeds": describe(speeds), "link": describe(link or Link()), "changes": [list(change) for change in changes]}
-    ends = totals(updates, time, evaluate_every, evaluate_seconds, checkpoint_every)
-    config = configuration(
-        *(algorithm, problem, seed, metrics, stop, bad, keep, threads, threads, stepper, table),
-        {**place, **pace, **ends},
+    plan = Plan(
+        *(algorithm, problem, speeds, updates, time, seed, checkpoint_every, keep, start, link, changes, metrics),
+        *(evaluate_every, evaluate_seconds, stop, bad, threads, optimizer, schedule, device, precision, batch, table),
     )
-    if speeds.n != problem.workers:
-        raise BadInput(f"speeds are given for {speeds.n} workers, but the problem has {problem.workers}; give as many.")
-    x = starting_point(problem, start, seed)
-    with manned(config, algorithm, problem, speeds=speeds, cores=cores) as crew:
-        loop = make_loop(config, algorithm, problem, crew, x, metrics, stepper)
-        for kind, worker, _ in changes:  # a method without a rule for it says so now, not when it happens
-            if kind == "left" and type(algorithm).leave is Algorithm.leave:
-                algorithm.leave(loop.state, worker)
-            if kind == "joined" and type(algorithm).join is Algorithm.join:
-                algorithm.join(loop.state, worker)
+    config = plan.config
+    with manned(config, algorithm, plan.problem, speeds=speeds, cores=cores) as crew:
+        loop = make_loop(config, algorithm, plan.problem, crew, plan.x, metrics, plan.stepper)
+        plan.require_rules(loop.state)
         with using_threads(config["threads"]):
             loop.begin()
         if stop is not None:
@@ -114,12 +101,12 @@ def simulate(
         if folder is None:
             return drive(loop, config, None, watch, stop, log=log)
         pack(loop.save(), {})  # says so if something cannot be saved
-        config = identified(config, problem, x)
+        config = identified(config, plan.problem, plan.x)
         if go_on and Path(folder).exists():
             require_same(config, Folder(Path(folder)))
             return resume(
                 folder,
-                problem=problem,
+                problem=plan.problem,
                 algorithm=algorithm,
                 speeds=speeds,
                 metrics=metrics,
@@ -130,7 +117,7 @@ def simulate(
                 cores=cores,
             )
         config["versions"] = versions()
-        return drive(loop, config, Folder.create(Path(folder), config, x), watch, stop, log=log)
+        return drive(loop, config, Folder.create(Path(folder), config, plan.x), watch, stop, log=log)
 
 
 def train(

@@ -11,7 +11,8 @@ from torch.overrides import TorchFunctionMode
 
 from .convolution import conv2d
 
-_DOTS = {"float32": "tf32x3", "tf32": "tf32", "bfloat16": "ieee"}
+_WIDE = 32  # output channels from which the chip's matrix units pay, where a lower precision lets them be used
+_DOTS = {"float32": "fma", "tf32": "tf32", "bfloat16": "ieee"}
 
 
 class _Convolution(torch.autograd.Function):
@@ -34,7 +35,8 @@ class _Convolution(torch.autograd.Function):
             None if part is None else part.movedim(dim, 0) if dim is not None else part.expand(info.batch_size, *part.shape)
             for part, dim in zip((x, weight, bias), dims[:3], strict=True)
         )
-        return conv2d(*stacked, stride, padding, dot), 0
+        x, weight, bias = stacked
+        return conv2d(x, weight, bias, stride, padding, dot), 0
 
 
 class Convolving(TorchFunctionMode):
@@ -42,7 +44,7 @@ class Convolving(TorchFunctionMode):
 
     def __init__(self, precision: str) -> None:
         super().__init__()
-        self._low, self._dot = precision == "bfloat16", _DOTS[precision]
+        self._precision = precision
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Take over a convolution that the kernel can do."""
@@ -51,7 +53,8 @@ class Convolving(TorchFunctionMode):
         x, weight, bias, stride, padding, dilation, groups = args
         if isinstance(padding, str) or tuple(dilation) != (1, 1) or groups != 1 or weight.dtype != torch.float32:
             return func(*args)
-        if self._low:
+        if self._precision == "bfloat16":
             x, weight, bias = (None if part is None else part.bfloat16() for part in (x, weight, bias))
+        dot = _DOTS[self._precision] if len(weight) >= _WIDE else "fma"
         convolve: Any = _Convolution.apply
-        return convolve(x, weight, bias, tuple(stride), tuple(padding), self._dot)
+        return convolve(x, weight, bias, tuple(stride), tuple(padding), dot)

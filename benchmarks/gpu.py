@@ -1,0 +1,158 @@
+"""Simulation on a GPU: microseconds per gradient, everything but evaluation included, against a plain PyTorch loop.
+
+python benchmarks/gpu.py [single | grid | workers | runs | precision | figure1 | profile] ...
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from formulations import lenet
+from torch.nn import functional as F
+from torch.utils.data import Subset, TensorDataset
+
+import dualdelay as dd
+from dualdelay.devices import using_precision
+from dualdelay.problems.splits import split_samples
+
+NEVER = 10**9  # evaluation is apart
+
+
+def data(samples: int = 50_000) -> TensorDataset:
+    """Random data of CIFAR-10's shape."""
+    torch.manual_seed(0)
+    return TensorDataset(torch.randn(samples, 3, 32, 32), torch.randint(10, (samples,)))
+
+
+def network(whole: TensorDataset, workers: int = 10, alpha: float = 0.1, seed: int = 0, evaluated: int = 100) -> dd.Network:
+    """LeNet on a Dirichlet split; what is evaluated at the start and end is a shard's worth."""
+    rows = split_samples("dirichlet", whole.tensors[1].numpy(), workers, alpha, seed, "resample", 1)
+    shards = [Subset(whole, part.tolist()) for part in rows]
+    return dd.Network(lenet, F.cross_entropy, shards, 64, seed=seed, full_gradient=False)
+
+
+def plain_loop(whole: TensorDataset, count: int = 2000) -> float:
+    """Seconds per gradient of a loop as one would write it: sample, forward, backward."""
+    module = lenet().cuda()
+    parameters = list(module.parameters())
+    inputs, targets = (part.cuda() for part in whole.tensors)
+    with using_precision("cuda", "float32"):
+        for k in range(count + 100):
+            if k == 100:
+                torch.cuda.synchronize()
+                begin = time.perf_counter()
+            rows = torch.randint(len(inputs), (64,), device="cuda")
+            loss = F.cross_entropy(module(inputs[rows]), targets[rows])
+            torch.autograd.grad(loss, parameters)
+        torch.cuda.synchronize()
+    return (time.perf_counter() - begin) / count
+
+
+def per_gradient(run: Callable[[int], Any], few: int, many: int) -> tuple[float, float]:
+    """Seconds per gradient, from two runs of different length, and what a run costs before its first."""
+    times, gradients = [], []
+    for updates in (few, many):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        gradients.append(run(updates))
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - begin)
+    each = (times[1] - times[0]) / (gradients[1] - gradients[0])
+    return each, times[0] - each * gradients[0]
+
+
+def sweeping(
+    problems: Sequence[dd.Problem], rates: Sequence[float], workers: int = 10, seeds: Sequence[int] = (0,), **options: Any
+) -> Callable[[int], int]:
+    """A sweep of DuDe over step sizes, splits and seeds, as a function of the updates of each run."""
+
+    def run(updates: int) -> int:
+        count = 0
+        for seed in seeds[:1]:
+            made = dd.sweep(
+                {"algorithm": [dd.DuDe(lr=0.01)], "lr": rates, "problem": problems},
+                speeds=dd.TruncatedNormalSpeeds(n=workers, std=1.0, seed=seed),
+                updates=updates,
+                evaluate_every=NEVER,
+                device="cuda",
+                **options,
+            )
+            count += sum(len(r.trace) for r in made.runs if r is not None)
+        return count
+
+    return run
+
+
+def rates(count: int) -> list[float]:
+    """So many step sizes."""
+    return [0.001 * 1.1**k for k in range(count)]
+
+
+def main(parts: Sequence[str]) -> None:
+    """Print what was asked for."""
+    if not torch.cuda.is_available():
+        sys.exit("this needs a CUDA GPU")
+    whole = data()
+    plain = plain_loop(whole)
+    print(
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}; plain loop {plain * 1e6:.0f} us per gradient",
+        flush=True,
+    )
+
+    def show(name: str, each: float, fixed: float) -> None:
+        print(f"{name:44s} {each * 1e6:8.1f} us  {plain / each:6.1f} x  (before the first {fixed:.1f} s)", flush=True)
+
+    if "single" in parts:
+        problem = network(whole)
+        for precision in ("float32", "tf32", "bfloat16"):
+
+            def single(updates: int, precision: str = precision) -> int:
+                speeds = dd.TruncatedNormalSpeeds(n=10, std=1.0)
+                made = dd.simulate(
+                    *(dd.DuDe(lr=0.01), problem, speeds),
+                    updates=updates,
+                    evaluate_every=NEVER,
+                    device="cuda",
+                    precision=precision,
+                )
+                return len(made.trace)
+
+            show(f"one run, {precision}", *per_gradient(single, 1000, 4000))
+    if "grid" in parts:
+        problems = [network(whole, alpha=alpha) for alpha in (0.1, 0.5, 1.0)]
+        for precision in ("float32", "tf32", "bfloat16"):
+            show(
+                f"36 runs (12 steps x 3 splits), {precision}",
+                *per_gradient(sweeping(problems, rates(12), precision=precision), 200, 800),
+            )
+    if "runs" in parts:
+        for count in (1, 10, 36, 100, 360):
+            show(f"{count} runs that share a schedule", *per_gradient(sweeping([network(whole)], rates(count)), 100, 400))
+    if "workers" in parts:
+        for workers in (10, 100, 1000, 10_000):
+            problem = network(whole, workers, alpha=100.0)
+            show(
+                f"10 runs, {workers} workers",
+                *per_gradient(sweeping([problem], rates(10), workers), workers // 2 + 200, workers + 800),
+            )
+    if "profile" in parts:
+        from torch.profiler import ProfilerActivity, profile
+
+        run = sweeping([network(whole, alpha=alpha) for alpha in (0.1, 0.5, 1.0)], rates(12))
+        run(100)
+        with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiled:
+            begin = time.perf_counter()
+            count = run(300)
+            torch.cuda.synchronize()
+            print(f"{(time.perf_counter() - begin) / count * 1e6:.1f} us per gradient under the profiler, start included")
+        rows = sorted(profiled.key_averages(), key=lambda e: -e.self_device_time_total)[:28]
+        for e in rows:
+            print(f"{e.key[:90]:90s} {e.count:6d} {e.self_device_time_total / count:8.2f} us per gradient")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] or ["single", "grid", "runs", "workers"])

@@ -1,0 +1,84 @@
+"""A simulated run, checked and not yet begun."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .clocks import Change
+from .config import describe
+from .core import Algorithm, Problem
+from .drive import totals
+from .errors import BadInput, require_kind
+from .evaluation import Metric
+from .optimizer import Maker, Optimizer, make_optimizer
+from .result import EarlyStop
+from .setup import Start, configuration, placing, starting_point
+from .speeds import Link, SpeedModel
+from .state import State
+
+
+@dataclass
+class Plan:
+    """The arguments of ``simulate`` that say what is computed, and what follows from them."""
+
+    algorithm: Algorithm[Any]
+    problem: Problem
+    speeds: SpeedModel
+    updates: int | None = None
+    time: float | None = None
+    seed: int = 0
+    checkpoint_every: int | None = None
+    keep: int = 3
+    start: Start = None
+    link: Link | None = None
+    changes: Sequence[Change] = ()
+    metrics: Mapping[str, Metric] | None = None
+    evaluate_every: int | None = None
+    evaluate_seconds: float | None = None
+    stop: EarlyStop | None = None
+    bad: str = "retry"
+    threads: int | None = 1
+    optimizer: Maker = None
+    schedule: Maker = None
+    device: str | None = None
+    precision: str = "float32"
+    batch: bool | None = None
+    table: str = "full"
+    config: dict[str, Any] = field(init=False)
+    x: Tensor = field(init=False)
+    stepper: Optimizer | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        require_kind("speeds", self.speeds, SpeedModel, "dd.FixedSpeeds([1.0, 2.0])")
+        require_kind("problem", self.problem, Problem, "dd.Digits(workers=10)")
+        self.problem, place = placing(self.problem, self.device, self.precision, self.batch)
+        self.stepper = make_optimizer(self.optimizer, self.schedule, self.updates)
+        threads = torch.get_num_threads() if self.threads is None else self.threads
+        pace = {
+            "speeds": describe(self.speeds),
+            "link": describe(self.link or Link()),
+            "changes": [list(change) for change in self.changes],
+        }
+        ends = totals(self.updates, self.time, self.evaluate_every, self.evaluate_seconds, self.checkpoint_every)
+        self.config = configuration(
+            *(self.algorithm, self.problem, self.seed, self.metrics, self.stop, self.bad, self.keep),
+            *(threads, threads, self.stepper, self.table),
+            {**place, **pace, **ends},
+        )
+        n = self.problem.workers
+        if self.speeds.n != n:
+            raise BadInput(f"speeds are given for {self.speeds.n} workers, but the problem has {n}; give as many.")
+        self.x = starting_point(self.problem, self.start, self.seed)
+
+    def require_rules(self, state: State) -> None:
+        """A method without a rule for workers that come or go says so now, not when it happens."""
+        for kind, worker, _ in self.changes:
+            if kind == "left" and type(self.algorithm).leave is Algorithm.leave:
+                self.algorithm.leave(state, worker)
+            if kind == "joined" and type(self.algorithm).join is Algorithm.join:
+                self.algorithm.join(state, worker)

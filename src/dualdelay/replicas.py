@@ -1,0 +1,182 @@
+"""Runs that share a schedule and advance together: one fold whose weights have a row for each run."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .core import Algorithm, Arrival, Problem
+from .draws import Draws
+from .evaluation import Evaluation, Metric, Schedule
+from .local_fleet import LocalFleet
+from .loop import Loop
+from .state import AggregateState, State
+from .trace import Column, Recorder, Table, Trace
+
+
+def column(algorithms: Sequence[Algorithm[Any]], device: torch.device) -> Algorithm[Any]:
+    """One algorithm for runs that differ in the step size alone, which becomes a column (r, 1)."""
+    rates = [algorithm.lr for algorithm in algorithms]
+    joint = copy.copy(algorithms[0])
+    if len(set(rates)) > 1:
+        object.__setattr__(joint, "lr", torch.tensor(rates, dtype=torch.float64, device=device)[:, None])
+    return joint
+
+
+def sliced(value: Any, k: int) -> Any:
+    """The part of run k in plain values whose tensors have a row for each run."""
+    if isinstance(value, Tensor):
+        return value[k].clone() if value.ndim > 1 else value[k].item()
+    if isinstance(value, (list, tuple)):
+        return type(value)(sliced(item, k) for item in value)
+    if isinstance(value, dict):
+        return {key: sliced(item, k) for key, item in value.items()}
+    return value
+
+
+def stacked(values: Sequence[Any]) -> Any:
+    """The inverse of ``sliced``, from the parts of all runs; numbers that differ become a tensor again."""
+    first = values[0]
+    if isinstance(first, Tensor):
+        return torch.stack(list(values))
+    if isinstance(first, (list, tuple)):
+        return type(first)(stacked(items) for items in zip(*values, strict=True))
+    if isinstance(first, dict):
+        return {key: stacked([value[key] for value in values]) for key in first}
+    return first if all(value == first for value in values) else torch.tensor(values, dtype=torch.float64)
+
+
+class Records(Recorder):
+    """The trace of several runs that differ in losses and fingerprints alone; these stay on the device until asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._new: list[tuple[Tensor, Tensor]] = []
+        self._losses: list[Column] = []
+        self._fingerprints: list[Column] = []
+
+    def arrival(self, a: Arrival, after: int, fingerprint: Any) -> None:
+        loss: Any = a.loss
+        self._new.append((loss, fingerprint))
+        super().arrival(a._replace(loss=math.nan), after, 0)
+
+    def fetch(self) -> None:
+        """Bring losses and fingerprints from the device."""
+        if self._new:
+            self._losses.append(torch.stack([loss for loss, _ in self._new]).double().cpu().numpy())
+            self._fingerprints.append(torch.stack([bits for _, bits in self._new]).cpu().numpy())
+            self._new = []
+
+    def of(self, k: int, start: int = 0) -> dict[str, Column]:
+        """The rows of run k from ``start`` on."""
+        self.fetch()
+        rows = self.rows(start)
+        if self._losses:
+            self._losses = [np.concatenate(self._losses)]
+            self._fingerprints = [np.concatenate(self._fingerprints)]
+            rows |= {"loss": self._losses[0][start:, k].copy(), "fingerprint": self._fingerprints[0][start:, k].copy()}
+        return rows
+
+    def join(self, rows: Sequence[Mapping[str, Column]]) -> None:
+        """Take over the rows that all runs have written earlier."""
+        self.extend(rows[0])
+        self._losses = [np.stack([part["loss"] for part in rows], axis=1)]
+        self._fingerprints = [np.stack([part["fingerprint"] for part in rows], axis=1)]
+
+
+class Replicas(Loop):
+    """Several runs under way whose jobs arrive at the same times.
+
+    Nobody waits for the device: whether gradients were finite is looked at now and then, and a run in which one was not
+    has to be done again by itself, since its worker would have tried again and been late.
+    """
+
+    recorder: Records
+
+    def __init__(
+        self,
+        algorithms: Sequence[Algorithm[Any]],
+        problems: Sequence[Problem],
+        fleet: LocalFleet,
+        x: Tensor,
+        *,
+        seed: int,
+        schedule: Schedule | None = None,
+        metrics: Mapping[str, Metric] | None = None,
+        table: str = "full",
+    ) -> None:
+        joint = column(algorithms, x.device)
+        super().__init__(joint, problems[0], fleet, x, seed=seed, schedule=schedule, table=table)
+        self._fleet, self._algorithms, self._problems = fleet, algorithms, problems
+        self._evaluations = [Evaluation(problem, metrics) for problem in problems]
+        self.recorder = Records()
+        self.rows_of: list[list[dict[str, float]]] = [[] for _ in problems]
+        self.going = set(range(len(problems)))  # runs that are still looked at
+        self.spoiled: set[int] = set()  # runs with a gradient that was not finite
+
+    def look(self, time: float) -> None:
+        self.check()
+        for k in sorted(self.going):
+            self.rows_of[k].append(self.row(k, time))
+        self._looked_at = self.state.version
+
+    def row(self, k: int, time: float) -> dict[str, float]:
+        """A row of metrics about run k's current model."""
+        rows, x, version = self.rows_of[k], self.state.weights[k], self.state.version
+        if rows and rows[-1]["version"] == version:
+            return {**rows[-1], "time": time}
+        return self._evaluations[k].row(time, version, x, self._problems[k].evaluate(x))
+
+    def check(self) -> None:
+        """Leave aside the runs in which a gradient was not finite."""
+        if self._fleet.norms:
+            finite = torch.isfinite(torch.stack(self._fleet.norms)).all(0).tolist()
+            self._fleet.norms.clear()
+            self.spoiled |= {k for k in self.going if not finite[k]}
+            self.going -= self.spoiled
+
+    def table_of(self, k: int) -> Table:
+        """Run k's evaluations so far."""
+        rows = self.rows_of[k]
+        return Table.of(rows, rows[0] if rows else self._evaluations[k].names)
+
+    def trace_of(self, k: int) -> Trace:
+        """Run k's trace so far."""
+        return Trace(self.recorder.of(k), list(self.recorder.events))
+
+    def state_of(self, k: int) -> tuple[State, float | None]:
+        """What run k's server knows, on the processor and without a table, and the audit of its sum."""
+        whole, parts = self.state, {}
+        error = None
+        for f in fields(whole):
+            value = getattr(whole, f.name)
+            if f.name != "optimizer" and not isinstance(value, Draws):
+                parts[f.name] = sliced(value, k)
+        mine = replace(whole, **parts)
+        if isinstance(mine, AggregateState):
+            held = {worker: value[k] for worker, value in self.fleet.held().items()}
+            error = mine.error(held)
+            mine.table, mine.total = None, mine.total.cpu()
+        mine.weights = mine.weights.cpu()
+        return mine, error
+
+    def save_of(self, k: int) -> dict[str, Any]:
+        """What run k needs to go on later, by itself or with the others."""
+        whole = super().save()
+        parts: dict[str, Any] = sliced({name: whole[name] for name in ("state", "fleet")}, k)
+        return {**whole, **parts, "metrics": list(self.rows_of[k])}
+
+    def load_all(self, saved: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Column]]) -> None:
+        """Go on from what the runs saved at the same moment."""
+        joint = {name: stacked([part[name] for part in saved]) for name in ("state", "fleet")}
+        nothing = {name: column[:0] for name, column in rows[0].items()}
+        self.load({**saved[0], **joint, "metrics": []}, nothing)
+        self.recorder.join(rows)
+        self.rows_of = [list(part["metrics"]) for part in saved]
