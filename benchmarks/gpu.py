@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from formulations import lenet
+from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Subset, TensorDataset
 
@@ -28,11 +29,19 @@ def data(samples: int = 50_000) -> TensorDataset:
     return TensorDataset(torch.randn(samples, 3, 32, 32), torch.randint(10, (samples,)))
 
 
-def network(whole: TensorDataset, workers: int = 10, alpha: float = 0.1, seed: int = 0, evaluated: int = 100) -> dd.Network:
-    """LeNet on a Dirichlet split; what is evaluated at the start and end is a shard's worth."""
+class Unevaluated(dd.Network):
+    """A network whose evaluation costs nothing."""
+
+    def evaluate(self, x: Tensor) -> dict[str, float]:
+        """No number at all."""
+        return {"objective": 0.0}
+
+
+def network(whole: TensorDataset, workers: int = 10, alpha: float = 0.1, seed: int = 0, kind: Any = Unevaluated) -> Any:
+    """LeNet on a Dirichlet split."""
     rows = split_samples("dirichlet", whole.tensors[1].numpy(), workers, alpha, seed, "resample", 1)
     shards = [Subset(whole, part.tolist()) for part in rows]
-    return dd.Network(lenet, F.cross_entropy, shards, 64, seed=seed, full_gradient=False)
+    return kind(lenet, F.cross_entropy, shards, 64, seed=seed, full_gradient=False)
 
 
 def plain_loop(whole: TensorDataset, count: int = 2000) -> float:
@@ -54,6 +63,7 @@ def plain_loop(whole: TensorDataset, count: int = 2000) -> float:
 
 def per_gradient(run: Callable[[int], Any], few: int, many: int) -> tuple[float, float]:
     """Seconds per gradient, from two runs of different length, and what a run costs before its first."""
+    run(few)
     times, gradients = [], []
     for updates in (few, many):
         torch.cuda.synchronize()
@@ -137,21 +147,71 @@ def main(parts: Sequence[str]) -> None:
             problem = network(whole, workers, alpha=100.0)
             show(
                 f"10 runs, {workers} workers",
-                *per_gradient(sweeping([problem], rates(10), workers), workers // 2 + 200, workers + 800),
+                *per_gradient(sweeping([problem], rates(10), workers, memory=1.2e11), 300, 900),
             )
+    if "figure1" in parts:
+        figure1(whole, int(next((part for part in parts if part.isdigit()), 20_000)))
     if "profile" in parts:
-        from torch.profiler import ProfilerActivity, profile
+        profiled(sweeping([network(whole, alpha=alpha) for alpha in (0.1, 0.5, 1.0)], rates(12)))
 
-        run = sweeping([network(whole, alpha=alpha) for alpha in (0.1, 0.5, 1.0)], rates(12))
-        run(100)
-        with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiled:
-            begin = time.perf_counter()
-            count = run(300)
-            torch.cuda.synchronize()
-            print(f"{(time.perf_counter() - begin) / count * 1e6:.1f} us per gradient under the profiler, start included")
-        rows = sorted(profiled.key_averages(), key=lambda e: -e.self_device_time_total)[:28]
-        for e in rows:
-            print(f"{e.key[:90]:90s} {e.count:6d} {e.self_device_time_total / count:8.2f} us per gradient")
+
+def figure1(whole: TensorDataset, updates: int) -> None:
+    """The paper's first figure: 7 methods x 4 panels x 3 steps x 3 seeds, at equal simulated time, with 50 evaluations."""
+    methods = [
+        *(dd.DuDe(lr=0.01), dd.SyncSGD(lr=0.01), dd.VanillaASGD(lr=0.01), dd.UniformASGD(lr=0.01)),
+        *(dd.ShuffledASGD(lr=0.01), dd.FedBuff(lr=0.01, buffer=3), dd.MIFA(lr=0.01)),
+    ]
+    test = (torch.randn(10_000, 3, 32, 32), torch.randint(10, (10_000,)))
+    begin, runs, gradients = time.perf_counter(), 0, 0
+    for seed in range(3 if updates > 1000 else 1):
+        problems = []
+        for alpha in (0.1, 0.5):
+            rows = split_samples("dirichlet", whole.tensors[1].numpy(), 10, alpha, seed, "resample", 10)
+            shards = [Subset(whole, part.tolist()) for part in rows]
+            problems.append(dd.Network(lenet, F.cross_entropy, shards, 64, test=test, seed=seed, full_gradient=False))
+        for std in (1.0, 5.0):
+            speeds = dd.TruncatedNormalSpeeds(n=10, std=std, seed=seed)
+            duration = updates / sum(1 / speeds.job(worker, 0, 0.0, 1) for worker in range(10))
+            made = dd.sweep(
+                {"algorithm": methods, "lr": [0.001, 0.005, 0.01], "problem": problems},
+                speeds=speeds,
+                seed=seed,
+                time=duration,
+                device="cuda",
+            )
+            runs += len(made.runs)
+            gradients += sum(len(run.trace) for run in made.runs if run is not None)
+            seconds = time.perf_counter() - begin
+            print(
+                f"seed {seed} std {std:g}: {runs} runs, {gradients:,} gradients, {seconds:.0f} s, failed {made.failed}",
+                flush=True,
+            )
+    print(
+        f"figure 1 with U = {updates}: {seconds:.0f} s, {seconds / gradients * 1e6:.1f} us per gradient, evaluation included"
+    )
+
+
+def profiled(run: Callable[[int], int], updates: int = 1000) -> None:
+    """Where the time of a sweep goes: kernels on the device, functions on the processor."""
+    import cProfile
+    import pstats
+
+    from torch.profiler import ProfilerActivity, profile
+
+    run(100)
+    with profile(activities=[ProfilerActivity.CUDA]) as made:
+        begin = time.perf_counter()
+        count = run(updates)
+        torch.cuda.synchronize()
+        wall = (time.perf_counter() - begin) / count
+    kernels = [e for e in made.key_averages() if e.self_device_time_total > 0]
+    busy = sum(e.self_device_time_total for e in kernels) / count
+    print(f"{wall * 1e6:.1f} us per gradient under the profiler, start included; the device is busy for {busy:.1f}")
+    for e in sorted(kernels, key=lambda e: -e.self_device_time_total)[:22]:
+        print(f"  {e.key[:100]:100s} {e.count:6d} {e.self_device_time_total / count:7.2f} us per gradient")
+    processor = cProfile.Profile()
+    processor.runcall(run, updates)
+    pstats.Stats(processor).sort_stats("tottime").print_stats(22)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,14 @@ from torch import Tensor
 from .clocks import VirtualClock
 from .core import Algorithm, Problem
 from .draws import Draws
-from .errors import DualDelayError
+from .errors import BadInput, DualDelayError
 from .gradients import Batch, Round
 from .local_fleet import LocalFleet
 from .loop import Loop
 from .replicas import Replicas
 from .speeds import FixedSpeeds
+
+_FEW = 16  # workers that a trial has, unless the method needs more
 
 
 class _Noise(Problem):
@@ -47,6 +49,11 @@ def can_share(algorithm: Algorithm[Any], n: int) -> bool:
 
     A method whose decisions depend on the gradients' values cannot, and neither can one that mixes the rows of replicas.
     """
+    try:
+        algorithm.init(torch.zeros(1), _FEW, Draws(0, "server"))
+        n = min(n, _FEW)
+    except BadInput:  # it waits for more workers than that
+        pass
     problem = _Noise(n)
     speeds = FixedSpeeds([1.0 + 0.37 * k % 2.9 for k in range(n)])
     methods = [replace(algorithm, lr=algorithm.lr * factor) for factor in (1.0, 0.5, 0.25)]

@@ -3,8 +3,6 @@
 A model's result depends neither on how many models there are nor on which: all block sizes and the order of all sums are
 fixed by the shapes of one model. The sums are taken by matrix products or, with dot="fma", by plain multiply-adds.
 """
-# ruff: noqa: N803
-# mypy: disallow-untyped-decorators=False, disallow-untyped-calls=False, disable-error-code="import"
 
 from __future__ import annotations
 
@@ -169,8 +167,8 @@ def _weighed(x: Tensor, dy: Tensor, size: Pair, stride: Pair, padding: Pair, dot
     """The gradients with respect to every model's weights and bias, given those with respect to its outputs."""
     (G, B, C, H, W), (N, HO, WO) = x.shape, dy.shape[2:]
     taps, pixels = C * size[0] * size[1], B * HO * WO
-    BN, BP, BK = (8, 128, 8) if dot == "fma" else (min(max(triton.next_power_of_2(N), 16), 64), 64, 32)
-    chunks = min(max(pixels // 2048, 1), 16)
+    BN, BP, BK = (8, 64, 8) if dot == "fma" else (min(max(triton.next_power_of_2(N), 16), 64), 64, 32)
+    chunks = min(max(pixels // 2048, 1), 8)
     length = triton.cdiv(pixels, chunks * BP) * BP
     chunks = triton.cdiv(pixels, length)
     parts = x.new_empty(G, chunks, N, taps + 1, dtype=torch.float32)
@@ -178,7 +176,7 @@ def _weighed(x: Tensor, dy: Tensor, size: Pair, stride: Pair, padding: Pair, dot
     shape = (C, H, W, N, HO, WO, *size, *stride, *padding)
     grid = (G * chunks * triton.cdiv(N, BN) * triton.cdiv(taps + 1, BK),)
     with torch.cuda.device_of(x):
-        _weigh[grid](x, dy, parts, B, *shape, dot, BN, BP, BK, chunks, length, num_warps=4)
+        _weigh[grid](x, dy, parts, B, *shape, dot, BN, BP, BK, chunks, length, num_warps=2 if dot == "fma" else 4)
         _add[(G * triton.cdiv(N * (taps + 1), 256),)](parts, dw, db, N, taps, chunks, 256, num_warps=4)
     return dw, db
 

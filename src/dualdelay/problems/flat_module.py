@@ -50,11 +50,12 @@ class FlatModule:
         return FlatModule(copy.deepcopy(self.module).to(device))
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
-        """Flat weights as views by the parameters' names, for ``torch.func.functional_call``."""
+        """Flat weights (d) or (r, d) as views by the parameters' names, for ``torch.func.functional_call``."""
         parts, offset = {}, 0
         for name, parameter in self.module.named_parameters():
             if parameter.requires_grad:
-                parts[name] = flat[offset : offset + parameter.numel()].view(parameter.shape)
+                part = flat[..., offset : offset + parameter.numel()]
+                parts[name] = part.view(*flat.shape[:-1], *parameter.shape)
                 offset += parameter.numel()
         return parts
 

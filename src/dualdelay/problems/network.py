@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -142,21 +143,26 @@ class Network(Problem):
         gradient, scale = self.net.gradient(loss).to(x.device), self.scales[worker]
         return gradient if scale == 1.0 else gradient * scale, loss.item()
 
+    def _over_all(self, worker: int, shard: Shard) -> tuple[Tensor, Tensor | None]:
+        """A worker's loss over all its samples, and its gradient if wanted, in float64 and still on the device."""
+        loss = torch.zeros((), dtype=torch.float64, device=self._given.device)
+        total = torch.zeros_like(self._given, dtype=torch.float64) if self._full_gradient else None
+        for inputs, targets in shard.pieces():
+            share = len(inputs) / shard.size
+            with torch.set_grad_enabled(total is not None):
+                part = self.loss(self.net.module(inputs), targets)
+            if total is not None:
+                gradient, scale = self.net.gradient(part).to(total.device), self.scales[worker]
+                total += share * (gradient if scale == 1.0 else gradient * scale)
+            loss += share * part.detach().double().reshape(())
+        return loss, total
+
     def measure(self, x: Tensor, worker: int) -> dict[str, Any]:
         """A worker's loss over all its samples, their number, and that loss's gradient if wanted, in float64."""
-        shard, loss, total = self._shard(worker), 0.0, torch.zeros_like(x, dtype=torch.float64)
+        shard = self._shard(worker)  # before the weights are in place: at its first use it is tried with others
         with self.net.evaluating(x):
-            for rows in shard.chunks():
-                share = len(rows) / shard.size
-                if self._full_gradient:
-                    gradient, part = self._backward(x, worker, rows)
-                    total += share * gradient
-                else:
-                    inputs, targets = shard.batch(rows)
-                    with torch.no_grad():
-                        part = self.loss(self.net.module(inputs), targets).item()
-                loss += share * part
-        return {"loss": loss, "samples": shard.size, "gradient": total if self._full_gradient else None}
+            loss, gradient = self._over_all(worker, shard)
+        return {"loss": loss.item(), "samples": shard.size, "gradient": gradient}
 
     def combine(self, x: Tensor, parts: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
         """The metrics, with F over the workers that answered; accuracy is measured here."""
@@ -172,7 +178,15 @@ class Network(Problem):
         return {**means, "accuracy": accuracy, "gradient_norm": norm}
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
-        return self.combine(x, {worker: self.measure(x, worker) for worker in range(self.workers)})
+        shards = self.shards()
+        with self.net.evaluating(x):
+            found = []
+            for worker, shard in enumerate(shards):  # random augmentation is that of ``measure``
+                with nullcontext() if self.parallel else seeded(0):
+                    found.append(self._over_all(worker, shard))
+        losses = torch.stack([loss for loss, _ in found]).tolist()  # fetched at once
+        parts = enumerate(zip(losses, found, shards, strict=True))
+        return self.combine(x, {k: {"loss": loss, "samples": s.size, "gradient": g} for k, (loss, (_, g), s) in parts})
 
     def model(self, x: Tensor) -> nn.Module:
         """The module with these weights, in evaluation mode."""

@@ -100,15 +100,14 @@ class Exam:
             self._shard = built if self.device is None else built.on(self.device)
         if self._shard is None:
             return math.nan
-        right = 0
-        for rows in self._shard.chunks():
-            inputs, targets = self._shard.batch(rows)
+        right = []
+        for inputs, targets in self._shard.pieces():
             with torch.no_grad():
                 outputs = model(inputs)
             if targets.is_floating_point() or outputs.ndim != targets.ndim + 1:
                 return math.nan
-            right += int((outputs.argmax(1) == targets).sum())
-        return right / self._shard.size
+            right.append((outputs.argmax(1) == targets).sum())
+        return int(torch.stack(right).sum()) / self._shard.size
 
     def digest(self, into: Any) -> None:
         """Add the data to a hash; of a function its name."""

@@ -94,6 +94,7 @@ class Stacked:
         self._store = Store(problems)
         self._x = self._net.weights
         self._device = self._x.device
+        self._ours = self._device.type == "cuda"
         self._graphs: dict[int, tuple[Any, Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]] = {}
         self._memory: Any = None  # what graphs compute in; they share it, since they run one after the other
         self.most = _MOST if self._device.type == "cuda" else 1 << 62
@@ -104,14 +105,16 @@ class Stacked:
         """Gradients (m, d) and losses (m)."""
         assert self._batch is not None
         inputs, targets = self._store.samples(names, self._batch)
-        x = x.detach().requires_grad_()
-        with _convolutions(self._precision, self._device), lower(self._precision, self._device):
-            losses = vmap(self._one)(x, inputs, targets)
+        parts = {name: part.detach().requires_grad_() for name, part in self._net.named(x).items()}
+        with _kernels(self._precision, self._ours), lower(self._precision, self._device):
+            losses = vmap(self._one)(parts, inputs, targets)
         summed = (losses * scales.to(losses.dtype)).sum() if self._store.weighted else losses.sum()
-        return torch.autograd.grad(summed, x)[0], losses.detach()
+        gradients = torch.autograd.grad(summed, list(parts.values()), allow_unused=True)
+        filled = [torch.zeros_like(p) if g is None else g for g, p in zip(gradients, parts.values(), strict=True)]
+        return torch.cat([gradient.reshape(len(x), -1) for gradient in filled], 1), losses.detach()
 
-    def _one(self, flat: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        outputs = functional_call(self._net.module, self._net.named(flat), (inputs,))
+    def _one(self, parts: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+        outputs = functional_call(self._net.module, parts, (inputs,))
         return self._loss(outputs, targets).reshape(())
 
     def __call__(
@@ -162,10 +165,10 @@ class Stacked:
         return max(1, int(_SPARE * free) // each)
 
 
-def _convolutions(precision: str, device: torch.device) -> Any:
-    """While this lasts, convolutions of stacked networks are taken by kernels of our own, if there is a GPU for them."""
-    if device.type != "cuda":
+def _kernels(precision: str, ours: bool) -> Any:
+    """While this lasts, convolutions and pooling of stacked networks are done by kernels of our own, if wanted."""
+    if not ours:
         return nullcontext()
-    from .convolving import Convolving
+    from .kernels import Kernels  # it needs Triton, which comes with torch where there is a GPU
 
-    return Convolving(precision)
+    return Kernels(precision)
