@@ -99,7 +99,7 @@ def sweeping(
 
 def rates(count: int) -> list[float]:
     """So many step sizes."""
-    return [0.001 * 1.1**k for k in range(count)]
+    return [0.001 * 1.01**k for k in range(count)]
 
 
 def main(parts: Sequence[str]) -> None:

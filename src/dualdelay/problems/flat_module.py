@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -76,7 +76,7 @@ class FlatModule:
         self.weights.copy_(x)
         self.module.eval()
         try:
-            with seeded(0):
+            with seeded(0), own_kernels("float32", self.weights.is_cuda, stacked=False):
                 yield
         finally:
             self.module.train()
@@ -99,6 +99,17 @@ class FlatModule:
         except RuntimeError as error:
             raise BadInput(f"the given weights are not this model's: {error}") from None
         return flat_weights(module)
+
+
+def own_kernels(precision: str, wanted: bool, *, stacked: bool) -> AbstractContextManager[Any]:
+    """While this lasts, convolutions and pooling of one network or of stacked ones are done by kernels of our own."""
+    if not wanted:
+        return nullcontext()
+    try:
+        from .kernels import Kernels
+    except ImportError:  # it needs Triton, which comes with torch on most machines that have a GPU
+        return nullcontext()
+    return Kernels(precision, stacked)
 
 
 def flat_weights(module: nn.Module) -> Tensor:

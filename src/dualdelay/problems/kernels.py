@@ -24,12 +24,17 @@ def _stacked(part: Tensor | None, dim: int | None, count: int) -> Any:
     return part.movedim(dim, 0) if dim is not None else part.expand(count, *part.shape)
 
 
+def _alone(x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+    """One network's convolution."""
+    return conv2d(x[None], weight[None], None if bias is None else bias[None], *rest)[0]
+
+
 class _Convolution(torch.autograd.Function):
     """One network's convolution, which under ``vmap`` becomes that of all networks."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dot: str) -> Tensor:
-        return conv2d(x[None], weight[None], None if bias is None else bias[None], stride, padding, dot)[0]
+        return _alone(x, weight, bias, stride, padding, dot)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -67,9 +72,12 @@ _pool: Any = _Pooling.apply
 class Kernels(TorchFunctionMode):
     """While this lasts, plain two-dimensional convolutions and poolings go to our kernels."""
 
-    def __init__(self, precision: str) -> None:
+    def __init__(self, precision: str, stacked: bool) -> None:
+        """Those of one network, or those that ``vmap`` makes of many."""
         super().__init__()
         self._precision = precision
+        self._convolve: Any = _convolve if stacked else _alone
+        self._pool: Any = _pool if stacked else max_pool2d
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Take over what the kernels can do."""
@@ -84,13 +92,19 @@ class Kernels(TorchFunctionMode):
     def _convolved(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int
     ) -> Tensor | None:
-        if isinstance(padding, str) or _pair(dilation) != (1, 1) or groups != 1 or weight.dtype != torch.float32:
+        if (
+            x.ndim != 4
+            or isinstance(padding, str)
+            or _pair(dilation) != (1, 1)
+            or groups != 1
+            or weight.dtype != torch.float32
+        ):
             return None
         dot = _DOTS[self._precision] if len(weight) >= _WIDE else "fma"
         parts: Any = (x, weight, bias)
         if self._precision == "bfloat16":
             parts = (None if part is None else part.bfloat16() for part in parts)
-        result: Tensor = _convolve(*parts, _pair(stride), _pair(padding), dot)
+        result: Tensor = self._convolve(*parts, _pair(stride), _pair(padding), dot)
         return result
 
     def _pooled(
@@ -100,4 +114,4 @@ class Kernels(TorchFunctionMode):
         plain = _pair(padding) == (0, 0) and _pair(dilation) == (1, 1) and not any(rest.values()) and x.ndim == 4
         if not plain or (stride is not None and _pair(stride) != size) or size[0] * size[1] > 255:
             return None
-        return _pool(x, size)
+        return self._pool(x, size)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from torch.func import functional_call, vmap
 
 from ..devices import lower
 from ..draws import integers_at
+from .flat_module import own_kernels
 from .network import Network
 
 _MOST = 512  # gradients in one call: with more, nothing is gained on an H200
@@ -106,7 +106,7 @@ class Stacked:
         assert self._batch is not None
         inputs, targets = self._store.samples(names, self._batch)
         parts = {name: part.detach().requires_grad_() for name, part in self._net.named(x).items()}
-        with _kernels(self._precision, self._ours), lower(self._precision, self._device):
+        with own_kernels(self._precision, self._ours, stacked=True), lower(self._precision, self._device):
             losses = vmap(self._one)(parts, inputs, targets)
         summed = (losses * scales.to(losses.dtype)).sum() if self._store.weighted else losses.sum()
         gradients = torch.autograd.grad(summed, list(parts.values()), allow_unused=True)
@@ -163,12 +163,3 @@ class Stacked:
         each = max(1, (torch.cuda.max_memory_allocated(self._device) - before) // trial)
         free, _ = torch.cuda.mem_get_info(self._device)
         return max(1, int(_SPARE * free) // each)
-
-
-def _kernels(precision: str, ours: bool) -> Any:
-    """While this lasts, convolutions and pooling of stacked networks are done by kernels of our own, if wanted."""
-    if not ours:
-        return nullcontext()
-    from .kernels import Kernels  # it needs Triton, which comes with torch where there is a GPU
-
-    return Kernels(precision)
