@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 
 import torch
-from gpu import data, network
 
 import dualdelay as dd
 from dualdelay.devices import using_precision
+from gpu import data, network
 
 
 def main() -> None:
@@ -48,9 +48,8 @@ def main() -> None:
         two = dd.simulate(method, problems[0], speeds, updates=30, device="cuda")
         cpu = dd.simulate(method, problems[0], speeds, updates=30, cores=8)
         off = float((one.x.cpu() - cpu.x).norm() / (cpu.x - problems[0].start(0)).norm())
-        print(
-            f"{dd.label(method)} alone: {off:.1e} of the way off, same bits again {torch.equal(one.x, two.x)}, audit {one.error}"
-        )
+        again = torch.equal(one.x, two.x)
+        print(f"{dd.label(method)} alone: {off:.1e} of the way off, same bits again {again}, audit {one.error}")
 
 
 if __name__ == "__main__":

@@ -11,14 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from formulations import lenet
-from torch import Tensor
-from torch.nn import functional as F
+from torch.nn.functional import cross_entropy
 from torch.utils.data import Subset, TensorDataset
 
 import dualdelay as dd
 from dualdelay.devices import using_precision
 from dualdelay.problems.splits import split_samples
+from models import Unevaluated, lenet
 
 NEVER = 10**9  # evaluation is apart
 
@@ -29,19 +28,11 @@ def data(samples: int = 50_000) -> TensorDataset:
     return TensorDataset(torch.randn(samples, 3, 32, 32), torch.randint(10, (samples,)))
 
 
-class Unevaluated(dd.Network):
-    """A network whose evaluation costs nothing."""
-
-    def evaluate(self, x: Tensor) -> dict[str, float]:
-        """No number at all."""
-        return {"objective": 0.0}
-
-
 def network(whole: TensorDataset, workers: int = 10, alpha: float = 0.1, seed: int = 0, kind: Any = Unevaluated) -> Any:
     """LeNet on a Dirichlet split."""
     rows = split_samples("dirichlet", whole.tensors[1].numpy(), workers, alpha, seed, "resample", 1)
     shards = [Subset(whole, part.tolist()) for part in rows]
-    return kind(lenet, F.cross_entropy, shards, 64, seed=seed, full_gradient=False)
+    return kind(lenet, cross_entropy, shards, 64, seed=seed, full_gradient=False)
 
 
 def plain_loop(whole: TensorDataset, count: int = 2000) -> float:
@@ -55,7 +46,7 @@ def plain_loop(whole: TensorDataset, count: int = 2000) -> float:
                 torch.cuda.synchronize()
                 begin = time.perf_counter()
             rows = torch.randint(len(inputs), (64,), device="cuda")
-            loss = F.cross_entropy(module(inputs[rows]), targets[rows])
+            loss = cross_entropy(module(inputs[rows]), targets[rows])
             torch.autograd.grad(loss, parameters)
         torch.cuda.synchronize()
     return (time.perf_counter() - begin) / count
@@ -168,7 +159,7 @@ def figure1(whole: TensorDataset, updates: int) -> None:
         for alpha in (0.1, 0.5):
             rows = split_samples("dirichlet", whole.tensors[1].numpy(), 10, alpha, seed, "resample", 10)
             shards = [Subset(whole, part.tolist()) for part in rows]
-            problems.append(dd.Network(lenet, F.cross_entropy, shards, 64, test=test, seed=seed, full_gradient=False))
+            problems.append(dd.Network(lenet, cross_entropy, shards, 64, test=test, seed=seed, full_gradient=False))
         for std in (1.0, 5.0):
             speeds = dd.TruncatedNormalSpeeds(n=10, std=std, seed=seed)
             duration = updates / sum(1 / speeds.job(worker, 0, 0.0, 1) for worker in range(10))

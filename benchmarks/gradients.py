@@ -17,16 +17,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
+from models import lenet
 
 WORKERS = 10
-
-
-def lenet() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
-    )  # fmt: skip
 
 
 def mlp() -> nn.Module:

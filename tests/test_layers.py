@@ -27,8 +27,11 @@ LAYERS = [
     {"plan"},
     {"recorded"},
     {"run", "groups"},
-    {"comparison", "sweep"},
+    {"portions"},
+    {"sweep"},
+    {"comparison"},
     {"reports", "figures", "progress", "loggers", "options"},
+    {"shell"},
     {"cli"},
 ]
 LEVEL = {name: level for level, layer in enumerate(LAYERS) for name in layer}

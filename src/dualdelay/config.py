@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import itertools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -72,12 +73,24 @@ def parse(kind: str, text: str, **defaults: Any) -> Any:
     return build(kind, name, values)
 
 
-def _split(text: str) -> list[str]:
-    """The parts between commas that stand in no bracket."""
+def alternatives(text: str) -> list[str]:
+    """Every text that one with alternatives stands for: ``dude[lr=0.01|0.05]`` for two, in the order of their values."""
+    name, bracket, rest = text.strip().partition("[")
+    if "|" not in rest or not rest.endswith("]"):
+        return [text]
+    choices = []
+    for part in _split(rest[:-1]):
+        key, equals, values = part.partition("=")
+        choices.append([f"{key}{equals}{value.strip()}" for value in _split(values, "|")] or [part])
+    return [f"{name}{bracket}{','.join(chosen)}]" for chosen in itertools.product(*choices)]
+
+
+def _split(text: str, at: str = ",") -> list[str]:
+    """The parts between commas, or what else they are split at, that stand in no bracket."""
     parts, depth, part = [], 0, ""
     for character in text:
         depth += (character in "[(") - (character in "])")
-        if character == "," and depth == 0:
+        if character == at and depth == 0:
             parts.append(part)
             part = ""
         else:

@@ -28,7 +28,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 @contextmanager
-def _ctrl_c(active: bool) -> Iterator[list[bool]]:
+def ctrl_c(active: bool) -> Iterator[list[bool]]:
     """While this lasts, Ctrl-C sets the flag instead of breaking into a step; a second one breaks in."""
     asked = [False]
 
@@ -100,7 +100,7 @@ def drive(
         judged = len(loop.rows)
         return stop(loop.table)
 
-    with using_threads(config["server_threads"]), _ctrl_c(folder is not None) as interrupted:
+    with using_threads(config["server_threads"]), ctrl_c(folder is not None) as interrupted:
         while not ended:
             before = loop.state.version
             try:

@@ -26,13 +26,24 @@ COLOURS = {
 }
 _OTHER = "#7F7F7F"
 _STYLES = ("-", "--", ":", "-.")
+_MOST = 8  # curves in one panel that can be told apart
+_INSIDE = 5  # labels for which there is room beside the curves
 
 
 def style(label: str, seen: dict[str, int]) -> dict[str, Any]:
     """A curve's look: the method's colour, and another kind of line for each further variant of it."""
     name = label.partition("[")[0]
     seen[name] = seen.get(name, -1) + 1
-    return {"color": COLOURS.get(name, _OTHER), "linestyle": _STYLES[seen[name] % len(_STYLES)], "linewidth": 1.8}
+    again, kind = divmod(seen[name], len(_STYLES))
+    return {"color": COLOURS.get(name, _OTHER), "linestyle": _STYLES[kind], "linewidth": 1.0 if again else 1.8}
+
+
+def _best(table: Table) -> list[str]:
+    """The labels of the curves to draw: all, or of many those with the lowest objective at the end."""
+    labels = list(dict.fromkeys(table.algorithm.tolist()))
+    final = {label: float(np.nan_to_num(table.objective[table.algorithm == label][-1], nan=np.inf)) for label in labels}
+    best = sorted(labels, key=lambda label: final[label])[:_MOST]
+    return [label for label in labels if label in best]
 
 
 def draw(table: Table, path: Path, clock: str = "simulated time") -> Path:
@@ -45,14 +56,15 @@ def draw(table: Table, path: Path, clock: str = "simulated time") -> Path:
     columns = [("objective", "objective F (mean over workers)")]
     if any(math.isfinite(value) for value in table.accuracy):
         columns.append(("accuracy", "test accuracy"))
-    figure, axes = plt.subplots(1, len(columns), figsize=(5.2 * len(columns), 3.8), squeeze=False, layout="constrained")
+    labels, count = _best(table), len(set(table.algorithm.tolist()))
+    size = (5.2 * len(columns), 3.8 if len(labels) <= _INSIDE else 4.2 + 0.1 * len(labels))
+    figure, axes = plt.subplots(1, len(columns), figsize=size, squeeze=False, layout="constrained")
     for axis, (column, title) in zip(axes[0], columns, strict=True):
         seen: dict[str, int] = {}
-        for label in dict.fromkeys(table.algorithm.tolist()):
+        for label in labels:
             rows = table.algorithm == label
-            curves = [
-                (table.time[rows & (table.seed == s)], table[column][rows & (table.seed == s)]) for s in set(table.seed)
-            ]
+            seeds = set(table.seed[rows].tolist())
+            curves = [(table.time[rows & (table.seed == s)], table[column][rows & (table.seed == s)]) for s in seeds]
             grid = np.unique(np.concatenate([times for times, _ in curves]))
             grid = grid[grid <= min(times[-1] for times, _ in curves)]
             # between two evaluations the model of the earlier one stands
@@ -71,7 +83,12 @@ def draw(table: Table, path: Path, clock: str = "simulated time") -> Path:
                 axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
             axis.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
             axis.yaxis.set_minor_formatter(ticker.NullFormatter())
-    axes[0][0].legend(frameon=False, fontsize=9)
+    if len(labels) <= _INSIDE:
+        axes[0][0].legend(frameon=False, fontsize=9)
+    else:
+        heading = None if len(labels) == count else f"the {len(labels)} of {count} with the lowest objective at the end"
+        handles = axes[0][0].get_legend_handles_labels()
+        figure.legend(*handles, loc="outside lower center", ncols=2, frameon=False, fontsize=9, title=heading)
     for side in ("top", "right"):
         for axis in axes[0]:
             axis.spines[side].set_visible(False)

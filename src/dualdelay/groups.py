@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .clocks import VirtualClock
-from .drive import fraction
+from .drive import Interrupted, ctrl_c, fraction
 from .errors import RunFailed
 from .evaluation import Schedule
 from .folder import Folder, config_digest
@@ -35,8 +35,8 @@ class Replica:
     config: dict[str, Any] = field(default_factory=dict, init=False)
     judged: int = field(default=0, init=False)  # evaluations that early stopping has seen
 
-    def open(self) -> None:
-        """Take or make the run's folder."""
+    def open(self, together: int) -> None:
+        """Take or make the run's folder; so many runs are computed together."""
         self.config = self.plan.config
         if self.path is not None:
             self.config = identified(self.config, self.plan.problem, self.plan.x)
@@ -45,16 +45,17 @@ class Replica:
                 require_same(self.config, self.folder)
                 self.config = self.folder.config()
             else:
-                self.config["versions"] = versions()
+                self.config |= {"versions": versions(), "together": together}
                 self.folder = Folder.create(self.path, self.config, self.plan.x)
 
 
 class Group:
     """Runs that share a schedule, from their beginning or their last common checkpoint to their ends."""
 
-    def __init__(self, replicas: Sequence[Replica], turn: Round, which: Sequence[int]) -> None:
+    def __init__(self, replicas: Sequence[Replica], turn: Round, which: Sequence[int], together: int) -> None:
+        """``which`` are their problems' numbers in the round, ``together`` how many runs are in it."""
         plan = replicas[0].plan
-        self.replicas, self._plan = replicas, plan
+        self.replicas, self._plan, self._together = replicas, plan, together
         clock = VirtualClock(plan.speeds, plan.link, plan.changes)
         self._fleet = LocalFleet(plan.problem, clock, plan.algorithm.message, gradients=Batch(turn, which))
         self._loop = Replicas(
@@ -108,7 +109,7 @@ class Group:
     def _begin(self) -> None:
         """Begin, or go on from the newest checkpoint that all runs have."""
         for replica in self.replicas:
-            replica.open()
+            replica.open(self._together)
         folders = [replica.folder for replica in self.replicas]
         common = [set() if folder is None else folder.moments() for folder in folders]
         for moment in sorted(set.intersection(*common), reverse=True):
@@ -130,7 +131,7 @@ class Group:
     def save(self) -> None:
         """Write a checkpoint of every run that is still going."""
         loop = self._loop
-        if self.replicas[0].folder is None or loop.moment == self._saved[1]:
+        if self.replicas[0].folder is None or loop.moment == self._saved[1] or loop.moment == 0:
             return
         loop.check()
         for k in sorted(loop.going):
@@ -177,8 +178,17 @@ class Group:
 def advance_all(groups: Sequence[Group], turns: Sequence[Round], report: Callable[[float], None]) -> None:
     """Bring all groups to their ends side by side, with the gradients that they wait for taken together."""
     under_way = [(group, group.advance()) for group in groups]
-    while under_way:
-        under_way = [(group, steps) for group, steps in under_way if next(steps, "ended") is None]
-        for turn in turns:
-            turn.evaluate()
-        report((len(groups) - len(under_way) + sum(group.share for group, _ in under_way)) / len(groups))
+    saved = any(replica.path is not None for group in groups for replica in group.replicas)
+    with ctrl_c(saved) as interrupted:
+        try:
+            while under_way:
+                under_way = [(group, steps) for group, steps in under_way if next(steps, "ended") is None]
+                for turn in turns:
+                    turn.evaluate()
+                report((len(groups) - len(under_way) + sum(group.share for group, _ in under_way)) / len(groups))
+                if interrupted[0]:
+                    raise Interrupted("the runs were saved; the same sweep goes on where they are")
+        except BaseException:
+            for group, _ in under_way:
+                group.save()
+            raise

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
-from .config import REGISTRIES, call, parse
-from .core import Problem
+from .config import REGISTRIES, alternatives, call, label, parse
+from .core import Algorithm, Problem
 from .errors import BadInput, nearest
-from .naming import reseeded
+from .grid import Point
+from .naming import reseeded, slug
 from .ray_fleet import RayFleet
 from .result import EarlyStop
 from .speeds import Link, SpeedModel
@@ -36,7 +39,16 @@ FleetText = Annotated[
     ),
 ]
 
-_SIMULATED = ("speeds", "latency", "bandwidth", "threads")  # what real workers cannot be told
+_SIMULATED = (
+    "speeds",
+    "latency",
+    "bandwidth",
+    "threads",
+    "device",
+    "cores",
+    "precision",
+    "table",
+)  # what real workers cannot be told
 
 
 @dataclass(frozen=True)
@@ -44,9 +56,11 @@ class Common:
     """What every run can be told."""
 
     problem: str = "digits"
-    """What is trained, such as 'digits[workers=10,alpha=0.1]'. See: dualdelay list problems"""
+    """What is trained, such as 'digits[workers=10,alpha=0.1]'; compare also takes 'digits[alpha=0.1|0.5]'. See: dualdelay
+    list problems"""
     speeds: str = "truncated_normal[std=1]"
-    """How fast simulated workers are, such as 'fixed[times=[1,2,4]]'. See: dualdelay list speeds"""
+    """How fast simulated workers are, such as 'fixed[times=[1,2,4]]'; compare also takes 'truncated_normal[std=1|5]'. See:
+    dualdelay list speeds"""
     updates: MaybeInt = None
     """Stop after so many server updates."""
     time: MaybeFloat = None
@@ -79,6 +93,14 @@ class Common:
     """What happens when a gradient is not finite: the worker tries again, or the run stops."""
     threads: int = 1
     """Threads that torch uses in a simulation; small models are faster with one, and another number gives other bits."""
+    device: MaybeText = None
+    """Where simulated workers compute: cpu, or cuda for a GPU, where many gradients are taken in one call."""
+    cores: MaybeInt = None
+    """Cores that compute jobs in flight on the processor; by default all, if a gradient takes long enough."""
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
+    """How precisely a network's products and convolutions are computed; tf32 on a GPU only."""
+    table: Literal["full", "half", "host"] = "full"
+    """How a method that remembers gradients keeps them: as they are, in half the memory (bfloat16), or on the host."""
     start: MaybePath = None
     """Initial weights, a model.safetensors of an earlier run."""
     tensorboard: BoardPath = None
@@ -109,17 +131,34 @@ class Common:
 
     def simulated(self) -> dict[str, Any]:
         """The arguments of ``simulate`` alone, less the speeds."""
-        return {"link": Link(self.latency, self.bandwidth), "threads": self.threads}
+        names = ("threads", "device", "cores", "precision", "table")
+        return {"link": Link(self.latency, self.bandwidth), **{name: getattr(self, name) for name in names}}
 
-    def built(self, seed: int) -> Problem:
+    def built(self, seed: int, text: str = "") -> Problem:
         """What is trained; a seed that the text leaves out is filled in."""
-        problem: Problem = parse("problem", self.problem)
-        return problem if "seed=" in self.problem else problem.reseeded(seed)
+        problem: Problem = parse("problem", text or self.problem)
+        return problem if "seed=" in (text or self.problem) else problem.reseeded(seed)
 
-    def paced(self, workers: int, seed: int) -> SpeedModel:
+    def paced(self, workers: int, seed: int, text: str = "") -> SpeedModel:
         """How fast so many workers are; a seed or number of workers that the text leaves out is filled in."""
-        speeds: SpeedModel = parse("speeds", self.speeds, n=workers)
-        return speeds if "seed=" in self.speeds else reseeded(speeds, seed)
+        speeds: SpeedModel = parse("speeds", text or self.speeds, n=workers)
+        return speeds if "seed=" in (text or self.speeds) else reseeded(speeds, seed)
+
+    def points(self, methods: Sequence[Algorithm[Any]], seeds: Sequence[int], folder: Path) -> list[Point]:
+        """Every run of a comparison: all methods on all problems at all speeds that the texts name, for every seed."""
+        points = []
+        problems, paces = alternatives(self.problem), alternatives(self.speeds)
+        for seed, (i, problem) in itertools.product(seeds, enumerate(problems)):
+            mine = self.built(seed, problem)
+            for (j, speeds), method in itertools.product(enumerate(paces), methods):
+                several = ({"problem": problem} if len(problems) > 1 else {}) | (
+                    {"speeds": speeds} if len(paces) > 1 else {}
+                )
+                places = [f"{name}{k}" for name, k in (("problem", i), ("speeds", j)) if name in several]
+                path = folder / "-".join([slug(label(method)), *places, f"seed{seed}"])
+                names = {"algorithm": label(method), "seed": seed, **several}
+                points.append(Point(names, method, mine, self.paced(mine.workers, seed, speeds), seed, path))
+        return points
 
     def manned(self, fleet: str) -> RayFleet | None:
         """The real workers that a text names; None if they are simulated."""

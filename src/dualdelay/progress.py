@@ -74,22 +74,35 @@ class Watcher:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take the bar away."""
         if self._started and self._console.is_terminal:
             self._bar.stop()
+        self._started = False
 
     def __call__(self, state: State, a: Arrival) -> None:
         """Show where the run stands, a few times a second at most."""
-        now = time.perf_counter()
-        pause = 0.2 if self._console.is_terminal else self._lines
         if self._first is None:
             self._first = state.version
             self._course.at(state.version, a.time)
+        if self.due():
+            share, left = self._course.at(state.version, a.time)
+            rate = (state.version - self._first) / (self._shown - self._began)
+            self.show(f"{state.version:,} updates  {rate:,.0f} updates/s  {left}", share)
+
+    def due(self) -> bool:
+        """Whether it is time to show something again."""
+        now, pause = time.perf_counter(), 0.2 if self._console.is_terminal else self._lines
         if now - self._began < self._after or now - self._shown < pause:
-            return
+            return False
         self._shown = now
-        share, left = self._course.at(state.version, a.time)
-        rate = (state.version - self._first) / (now - self._began)
-        text = f"{100 * share:3.0f}%  {state.version:,} updates  {rate:,.0f} updates/s  {left}"
+        return True
+
+    def show(self, text: str, share: float) -> None:
+        """Show that so much is done."""
+        text = f"{100 * share:3.0f}%  {text}"
         if not self._console.is_terminal:
             self._console.print(f"{self._label}: {text}", highlight=False, markup=False)
             return
@@ -97,6 +110,27 @@ class Watcher:
             self._bar.start()
             self._started = True
         self._bar.update(self._task, completed=share, text=text)
+
+
+class Sharing:
+    """A ``report`` function that shows how much of a sweep's runs side by side is done; use it as a context around it."""
+
+    def __init__(self, after: float = 2.0, lines: float = 10.0) -> None:
+        self._watcher, self._course = Watcher("sweep", after=after, lines=lines), _Course(None, 1.0)
+
+    def __enter__(self) -> Sharing:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._watcher.close()
+
+    def __call__(self, share: float, text: str) -> None:
+        """Show where the sweep stands; runs one after the other show themselves."""
+        if "side by side" not in text:
+            self._watcher.close()
+        elif self._watcher.due():
+            _, left = self._course.at(0, share)
+            self._watcher.show(f"{text}  {left}", share)
 
 
 class _Said(logging.Handler):

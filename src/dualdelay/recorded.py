@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from .clocks import RecordedClock
 from .config import rebuild
 from .core import Algorithm, Problem
@@ -25,6 +27,8 @@ from .result import EarlyStop, Run
 from .setup import gradients_of, make_loop, manned, recorded_problem
 from .speeds import SpeedModel
 from .trace import Table
+
+_CLOSE, _EARLY = 1e-3, 100  # how well the losses of the first arrivals agree when a run is computed in other company
 
 
 def resume(
@@ -104,7 +108,11 @@ def replay(
     schedule: Maker = None,
     watch: Sequence[Watch] = (),
 ) -> Run:
-    """Recompute a recorded run, simulated or real, in its recorded order; raises ReplayMismatch unless every bit agrees."""
+    """Recompute a recorded run, simulated or real, in its recorded order; raises ReplayMismatch unless every bit agrees.
+
+    A run that a sweep computed side by side with others is recomputed by itself, which gives other last digits: then the
+    order must agree exactly and the first losses to a thousandth, and ``notes`` says how far apart the weights end.
+    """
     place = Folder(Path(folder))
     config, result, trace = place.config(), place.finished(), place.trace()
     built = recorded_problem(config, problem, ReplayMismatch)
@@ -118,14 +126,17 @@ def replay(
     loop = Loop(method, built, fleet, x, seed=config["seed"], bad="as recorded", optimizer=mover, table=config["table"])
     with using_threads(server_threads), using_precision(config.get("device", "cpu"), config.get("precision", "float32")):
         loop.begin()
-        row = 0
+        alone, row = config.get("together", 1) == 1, 0
         while loop.fleet.peek() is not None:
             a = loop.advance()
             if a is None:
                 continue
             made = {name: column[0] for name, column in loop.recorder.rows(row).items()}
             for name in ("version", "after", "loss", "fingerprint"):
-                if made[name].tobytes() != trace[name][row].tobytes():
+                if not alone and name == "fingerprint":
+                    continue
+                close = name == "loss" and not alone and (row >= _EARLY or np.isclose(made[name], trace[name][row], _CLOSE))
+                if not close and made[name].tobytes() != trace[name][row].tobytes():
                     raise ReplayMismatch(
                         f"version {made['after']} differs: at arrival {row} (worker {a.worker}, job number {made['draw']}, "
                         f"taken at version {made['version']}) the recorded {name} is {trace[name][row]}, replayed it is "
@@ -135,7 +146,13 @@ def replay(
             for function in watch:
                 function(loop.state, a)
     recorded, made = load_weights(place.path / "model.safetensors"), built.state_dict(loop.state.x)
-    if {name: digest_of(x) for name, x in recorded.items()} != {name: digest_of(x) for name, x in made.items()}:
+    notes: tuple[str, ...] = ()
+    if not alone:
+        apart = sum(float((made[name].double() - recorded[name].double()).norm()) ** 2 for name in recorded) ** 0.5
+        size = sum(float(x.double().norm()) ** 2 for x in recorded.values()) ** 0.5
+        others = config["together"] - 1
+        notes = (f"it was computed side by side with {others} others: alone the weights end {apart / size:.1e} apart",)
+    elif {name: digest_of(x) for name, x in recorded.items()} != {name: digest_of(x) for name, x in made.items()}:
         raise ReplayMismatch(f"version {loop.state.version} differs: the final weights are not those of model.safetensors.")
     metrics = Table(load_table(place.path / "metrics.parquet")[0])
-    return ended_run(loop, metrics, float(result["time"]), "replay", place.path)
+    return ended_run(loop, metrics, float(result["time"]), "replay", place.path, notes)

@@ -16,11 +16,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table as Grid
 
-from .comparison import Ended
 from .config import label, parameters
 from .delays import used_in
 from .result import Run
+from .sweep import Ended
 
+_NAMED = 4  # methods that the sentence names beside the best
 _MOST_WORKERS = 30  # rows in the table of workers
 _STATES = {"left": "left", "frozen": "frozen", "joined": "present", "thawed": "present"}  # of a worker after an event
 
@@ -112,12 +113,13 @@ def sentence(ended: Sequence[Ended]) -> str:
     if len(order) == 1:
         return f"To be seen: {best} ends with objective {number(final[best])}."
     updates = {name: f"{np.mean([run.version for run in group]):,.0f}" for name, group in groups.items()}
-    others = "; ".join(f"{name} {number(final[name])} after {updates[name]}" for name in order[1:])
+    others = "; ".join(f"{name} {number(final[name])} after {updates[name]}" for name in order[1 : 1 + _NAMED])
+    more = len(order) - 1 - _NAMED
     times = {f"{run.time:g}" for _, _, run in ended}
     when = f"at time {times.pop()}" if len(times) == 1 else "at the end (their times differ)"
     return (
         f"To be seen: {when} {best} has the lowest objective, {number(final[best])} after {updates[best]} updates (then "
-        f"{others} updates); lower is better, and F counts every worker the same."
+        f"{others} updates{f', and {more} more' if more > 0 else ''}); lower is better, and F counts every worker the same."
     )
 
 

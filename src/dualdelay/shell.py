@@ -1,0 +1,71 @@
+"""What the commands have in common: folders, progress, tables and the last line."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from .drive import Interrupted
+from .errors import BadInput
+from .figures import draw
+from .loggers import TensorBoard
+from .progress import View, Watcher
+from .trace import Table
+
+
+def free_folder(name: str) -> Path:
+    """A folder under runs/ that does not exist yet."""
+    base = Path("runs") / name
+    return next(p for p in (base, *(base.with_name(f"{base.name}-{k}") for k in range(2, 10_000))) if not p.exists())
+
+
+@contextmanager
+def going_on_with(command: str) -> Iterator[None]:
+    """If the run is interrupted, say how to go on."""
+    try:
+        yield
+    except Interrupted as interrupt:
+        raise Interrupted(f"{interrupt}. Go on with: {command}") from None
+
+
+@contextmanager
+def showing(name: str, *totals: Any, real: bool, board: Path | None) -> Iterator[dict[str, Any]]:
+    """What shows how a run goes on, as arguments for it: progress of a simulation, or real workers and what they do."""
+    with ExitStack() as stack:
+        boards = [] if board is None else [stack.enter_context(TensorBoard(board))]
+        if real:
+            print("real workers: Ray and their processes take some seconds to start", file=sys.stderr)
+            yield {"log": [stack.enter_context(View(name, *totals)), *boards]}
+        else:
+            yield {"watch": [stack.enter_context(Watcher(name, *totals))], "log": boards}
+
+
+def make_console(json: bool) -> Console:
+    """Where tables and sentences go: standard output, or standard error beside a line of JSON."""
+    console = Console(stderr=json, highlight=False, markup=False, soft_wrap=True)
+    return (
+        console if console.is_terminal else Console(stderr=json, highlight=False, markup=False, soft_wrap=True, width=120)
+    )
+
+
+def finish(json: bool, command: str, **values: Any) -> None:
+    """The last line of a command, if one was asked for."""
+    if json:
+        print(jsonlib.dumps({"command": command, **values}))
+
+
+def draw_figure(table: Table, path: Path, console: Console, clock: str = "simulated time") -> str | None:
+    """Draw a figure and say where it is; without matplotlib say that there is none."""
+    try:
+        draw(table, path, clock)
+    except BadInput as error:  # no matplotlib: the numbers are there all the same
+        console.print(f"no figure: {error}")
+        return None
+    console.print(f"figure: {path}")
+    return str(path)

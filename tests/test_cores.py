@@ -1,0 +1,273 @@
+"""Gradients computed ahead of time on several cores: the bits, the errors and the ends of a run on one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.utils.data import Dataset, TensorDataset
+
+import dualdelay as dd
+from own import Fresh, Jittered, Killed, differences, kill_at, mlp, shards
+from tables import ALGORITHMS, CASES, LR
+
+pytestmark = pytest.mark.usefixtures("own_methods")
+
+SPEEDS = dd.ExponentialSpeeds([0.5, 1.0, 2.0, 1.0], seed=5)
+
+
+def net(**options: Any) -> dd.Network:
+    return dd.Network(mlp(), cross_entropy, shards(4), 4, **options)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_number_of_cores_changes_no_bit(name: str) -> None:
+    options: dict[str, Any] = {"updates": 9, "evaluate_every": 6}
+    alone = dd.simulate(ALGORITHMS[name], net(), SPEEDS, cores=1, **options)
+    for cores in (2, 3, 5):
+        assert differences(dd.simulate(ALGORITHMS[name], net(), SPEEDS, cores=cores, **options), alone) == [], cores
+
+
+def test_jobs_that_are_cancelled_do_not_disturb() -> None:
+    alone = dd.simulate(Fresh(LR), net(), SPEEDS, updates=40, cores=1)
+    assert len(alone.trace) < alone.trace.draw.max() * 4  # some were
+    for cores in (2, 5):
+        assert differences(dd.simulate(Fresh(LR), net(), SPEEDS, updates=40, cores=cores), alone) == []
+
+
+def test_workers_that_leave_and_join_do_not_disturb() -> None:
+    changes = (dd.leave(1, 4.0), dd.leave(0, 6.0), dd.join(1, 7.0))
+    options: dict[str, Any] = {"updates": 40, "changes": changes}
+    alone = dd.simulate(dd.DuDe(LR), net(), SPEEDS, cores=1, **options)
+    assert [event["kind"] for event in alone.trace.events] == ["left", "left", "joined"]
+    assert differences(dd.simulate(dd.DuDe(LR), net(), SPEEDS, cores=3, **options), alone) == []
+
+
+class Gaps(dd.Network):
+    """Some gradients are not finite, two of a worker in a row."""
+
+    def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
+        gradient, loss = super().gradient(x, worker, draw)
+        return (gradient * torch.nan if worker and draw % 7 in (2, 3) else gradient), loss
+
+
+@pytest.mark.parametrize("name", ["dude workers", "shuffled"])
+def test_gradients_that_are_not_finite_are_retried_the_same(name: str) -> None:
+    problem = Gaps(mlp(), cross_entropy, shards(4), 4)
+    alone = dd.simulate(ALGORITHMS[name], problem, SPEEDS, updates=30, cores=1)
+    assert sum(event["kind"] == "rejected" for event in alone.trace.events) > 2
+    assert differences(dd.simulate(ALGORITHMS[name], problem, SPEEDS, updates=30, cores=3), alone) == []
+
+
+class Breaks(dd.Network):
+    """One job cannot be computed. This thread's first job waits for that one, so another thread has it."""
+
+    bad: tuple[int, int] | None = None
+    failed: threading.Event
+
+    def arm(self, *bad: int) -> Breaks:
+        self.bad, self.failed = bad, threading.Event()
+        return self
+
+    def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
+        if self.bad == (worker, draw):
+            self.failed.set()
+            raise ValueError(f"no data in {threading.current_thread().name}")
+        if self.bad is not None and threading.current_thread() is threading.main_thread():
+            assert self.failed.wait(20)
+        return super().gradient(x, worker, draw)
+
+
+def test_an_error_in_another_thread_is_that_of_its_job_and_comes_when_it_is_due() -> None:
+    before, seen = threading.enumerate(), []
+    problem = Breaks(mlp(), cross_entropy, shards(4), 4).arm(3, 0)
+    speeds = dd.FixedSpeeds([1.0, 1.5, 2.0, 3.2])
+    with pytest.raises(dd.RunFailed, match=r"worker 3 could not compute its job number 0: no data in Thread-") as caught:
+        dd.simulate(dd.VanillaASGD(LR), problem, speeds, updates=50, cores=2, watch=[lambda s, a: seen.append(a.worker)])
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert seen == [0, 1, 2, 0, 1, 0]  # all that arrived before second 3.2
+    assert threading.enumerate() == before
+
+
+def test_an_error_in_a_job_that_is_cancelled_is_nobodys() -> None:
+    """Worker 3's first job is cancelled after four updates; only the other thread was ever given it."""
+    problem = Breaks(mlp(), cross_entropy, shards(4), 4).arm(3, 0)
+    speeds = dd.FixedSpeeds([1.0, 1.0, 1.0, 50.0])
+    run = dd.simulate(Fresh(LR), problem, speeds, updates=12, cores=2)
+    assert problem.failed.is_set()
+    sound = dd.Network(mlp(), cross_entropy, shards(4), 4)
+    assert differences(run, dd.simulate(Fresh(LR), sound, speeds, updates=12, cores=1)) == []
+
+
+def raising(error: BaseException, at: int) -> Callable[[dd.State, dd.Arrival], None]:
+    left = iter(range(at, -1, -1))
+
+    def watch(state: dd.State, arrival: dd.Arrival) -> None:
+        if next(left) == 0:
+            raise error
+
+    return watch
+
+
+@pytest.mark.parametrize("cores", [2, 5])
+def test_a_run_leaves_no_threads_however_it_ends(cores: int, tmp_path: Path) -> None:
+    before = threading.enumerate()
+    during: list[int] = []
+    dd.simulate(
+        dd.DuDe(LR),
+        *(net(), SPEEDS),
+        updates=5,
+        cores=cores,
+        watch=[lambda s, a: during.append(threading.active_count())],
+    )
+    assert set(during) == {len(before) + cores - 1}
+    assert threading.enumerate() == before
+    for error in (KeyboardInterrupt(), ValueError("enough"), Killed()):
+        with pytest.raises(type(error)):
+            dd.simulate(dd.DuDe(LR), net(), SPEEDS, updates=50, cores=cores, watch=[raising(error, 7)])
+        assert threading.enumerate() == before
+    with pytest.raises(dd.BadInput, match="no rule"):
+        dd.simulate(dd.SyncSGD(LR), net(), SPEEDS, updates=5, cores=cores, changes=[dd.leave(1, 1.0)])
+    folder = tmp_path / "run"
+    with pytest.raises(Killed):
+        dd.simulate(dd.DuDe(LR), net(), SPEEDS, updates=20, cores=cores, folder=folder, watch=[kill_at(9)])
+    dd.resume(folder, problem=net(), cores=cores)
+    dd.replay(folder, net())
+    assert threading.enumerate() == before
+
+
+class Plain(Dataset):
+    """A map-style dataset that writes down who reads it."""
+
+    def __init__(self, pair: tuple[Tensor, Tensor]) -> None:
+        self.pair, self.readers = pair, set()
+
+    def __len__(self) -> int:
+        return len(self.pair[0])
+
+    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
+        self.readers.add(threading.current_thread())
+        return self.pair[0][row], self.pair[1][row]
+
+
+ALONE: dict[str, Callable[[], dd.Problem]] = {
+    "chance": lambda: net(stochastic=True),
+    "augmented data": lambda: dd.Network(mlp(), cross_entropy, list(map(Jittered, shards(4))), 4, stochastic=True),
+    "dataset": lambda: dd.Network(mlp(), cross_entropy, [TensorDataset(*pair) for pair in shards(4)], 4),
+    "quadratic": lambda: CASES["noisy"][0],
+    "local steps": lambda: dd.LocalSteps(net(), k=2, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_problems_that_must_be_alone_use_one_core(name: str) -> None:
+    before, during = threading.active_count(), []
+    problem = ALONE[name]()
+    alone = dd.simulate(dd.DuDe(LR), problem, SPEEDS, updates=6, cores=1)
+    watch = [lambda s, a: during.append(threading.active_count())]
+    assert differences(dd.simulate(dd.DuDe(LR), problem, SPEEDS, updates=6, cores=4, watch=watch), alone) == []
+    assert set(during) == {before}
+
+
+def test_datasets_that_a_function_builds_are_read_by_one_thread(tmp_path: Path) -> None:
+    """As they would be if they were given; a run that is resumed builds them when they are first used."""
+    built: list[Plain] = []
+
+    def build(worker: int) -> Plain:
+        built.append(Plain(shards(4)[worker]))
+        return built[-1]
+
+    def problem() -> dd.Network:
+        return dd.Network(mlp(), cross_entropy, build, 4, workers=4)
+
+    folder = tmp_path / "run"
+    dd.simulate(dd.DuDe(LR), problem(), SPEEDS, updates=4, cores=4, folder=folder)
+    dd.resume(folder, updates=20, problem=problem(), cores=4)
+    assert set().union(*(data.readers for data in built)) == {threading.main_thread()}
+
+
+def test_tensors_that_a_function_builds_are_built_once_for_all_threads(tmp_path: Path) -> None:
+    """The function draws from torch's global generator, which is seeded for it, and takes its time."""
+    built: list[int] = []
+
+    def build(worker: int) -> tuple[Tensor, Tensor]:
+        built.append(worker)
+        inputs = torch.randn(20, 6)
+        time.sleep(0.02)
+        return inputs + torch.randn(20, 6), torch.randint(3, (20,))
+
+    def problem() -> dd.Network:
+        return dd.Network(mlp(), cross_entropy, build, 4, workers=4)
+
+    straight = dd.simulate(dd.DuDe(LR), problem(), SPEEDS, updates=12, cores=1, evaluate_every=50)
+    folder = tmp_path / "run"
+    dd.simulate(dd.DuDe(LR), problem(), SPEEDS, updates=2, cores=1, folder=folder, evaluate_every=50)
+    built.clear()
+    resumed = dd.resume(folder, updates=12, problem=problem(), cores=4)
+    assert sorted(built) == [0, 1, 2, 3]
+    assert torch.equal(resumed.x, straight.x)
+
+
+@pytest.mark.parametrize("cores", [0, -1, 1.5])
+def test_a_number_of_cores_that_cannot_be_is_refused(cores: Any) -> None:
+    for problem in (net(), CASES["noisy"][0]):
+        with pytest.raises(dd.BadInput, match="cores"):
+            dd.simulate(dd.DuDe(LR), problem, SPEEDS, updates=1, cores=cores)
+
+
+@pytest.mark.parametrize("name", ["dude two", "shuffled"])
+def test_a_run_may_go_on_with_another_number_of_cores(name: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"updates": 20, "checkpoint_every": 3}
+    straight = dd.simulate(ALGORITHMS[name], net(), SPEEDS, cores=1, folder=tmp_path / "straight", **options)
+    for first, second in ((1, 3), (3, 2)):
+        folder = tmp_path / f"{first} {second}"
+        with pytest.raises(Killed):
+            dd.simulate(ALGORITHMS[name], net(), SPEEDS, cores=first, folder=folder, watch=[kill_at(13)], **options)
+        assert differences(dd.resume(folder, problem=net(), cores=second), straight) == []
+        assert torch.equal(dd.replay(folder, net()).x, straight.x)
+
+
+def test_twins_share_data_and_no_weights() -> None:
+    problem = net()
+    twin = problem.twin()
+    assert twin.net.weights.data_ptr() != problem.net.weights.data_ptr()
+    assert twin.net.module is not problem.net.module
+    assert twin.shards()[0].pair[0] is problem.shards()[0].pair[0]
+    assert twin.fingerprint() == problem.fingerprint()
+    x = problem.start(0)
+    problem.gradient(x, 0, 0)
+    twin.gradient(x + 1.0, 0, 0)
+    assert torch.equal(problem.net.weights, x)
+
+
+def test_two_threads_with_twins_find_what_one_thread_does() -> None:
+    problem = net()
+    models = [problem.start(0) + k for k in (0.0, 0.5)]
+    jobs = [(worker, draw) for draw in range(60) for worker in range(4)]
+    expected = [[problem.gradient(x, *job) for job in jobs] for x in models]
+    found: list[list[tuple[Tensor, float]]] = [[], []]
+    gate = threading.Barrier(2)
+
+    def work(which: int, mine: dd.Network) -> None:
+        torch.set_num_threads(1)
+        gate.wait()
+        for job in jobs:
+            found[which].append(mine.gradient(models[which], *job))
+
+    threads = [threading.Thread(target=work, args=(k, problem.twin())) for k in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for ours, theirs in zip(found, expected, strict=True):
+        assert len(ours) == len(theirs)
+        for (gradient, loss), (wanted, same_loss) in zip(ours, theirs, strict=True):
+            assert torch.equal(gradient, wanted)
+            assert loss == same_loss
