@@ -177,9 +177,8 @@ def figure1(whole: TensorDataset, updates: int) -> None:
                 f"seed {seed} std {std:g}: {runs} runs, {gradients:,} gradients, {seconds:.0f} s, failed {made.failed}",
                 flush=True,
             )
-    print(
-        f"figure 1 with U = {updates}: {seconds:.0f} s, {seconds / gradients * 1e6:.1f} us per gradient, evaluation included"
-    )
+    each = seconds / gradients * 1e6
+    print(f"figure 1 with U = {updates}: {seconds:.0f} s, {each:.1f} us per gradient, evaluation included")
 
 
 def profiled(run: Callable[[int], int], updates: int = 1000) -> None:

@@ -35,6 +35,15 @@ def test_the_number_of_cores_changes_no_bit(name: str) -> None:
         assert differences(dd.simulate(ALGORITHMS[name], net(), SPEEDS, cores=cores, **options), alone) == [], cores
 
 
+def test_local_steps_of_a_network_may_be_taken_on_several_cores() -> None:
+    before, during = threading.active_count(), []
+    watch = [lambda s, a: during.append(threading.active_count())]
+    problem = dd.LocalSteps(net(), k=3, lr=0.1)
+    alone = dd.simulate(dd.DuDe(LR), problem, SPEEDS, updates=12, cores=1)
+    assert differences(dd.simulate(dd.DuDe(LR), problem, SPEEDS, updates=12, cores=3, watch=watch), alone) == []
+    assert set(during) == {before + 2}
+
+
 def test_jobs_that_are_cancelled_do_not_disturb() -> None:
     alone = dd.simulate(Fresh(LR), net(), SPEEDS, updates=40, cores=1)
     assert len(alone.trace) < alone.trace.draw.max() * 4  # some were
@@ -162,7 +171,8 @@ ALONE: dict[str, Callable[[], dd.Problem]] = {
     "augmented data": lambda: dd.Network(mlp(), cross_entropy, list(map(Jittered, shards(4))), 4, stochastic=True),
     "dataset": lambda: dd.Network(mlp(), cross_entropy, [TensorDataset(*pair) for pair in shards(4)], 4),
     "quadratic": lambda: CASES["noisy"][0],
-    "local steps": lambda: dd.LocalSteps(net(), k=2, lr=0.1),
+    "local steps": lambda: dd.LocalSteps(CASES["noisy"][0], k=2, lr=0.1),
+    "local steps with chance": lambda: dd.LocalSteps(net(stochastic=True), k=2, lr=0.1),
 }
 
 
@@ -250,7 +260,7 @@ def test_twins_share_data_and_no_weights() -> None:
 def test_two_threads_with_twins_find_what_one_thread_does() -> None:
     problem = net()
     models = [problem.start(0) + k for k in (0.0, 0.5)]
-    jobs = [(worker, draw) for draw in range(60) for worker in range(4)]
+    jobs = [(worker, draw) for draw in range(40) for worker in range(4)]
     expected = [[problem.gradient(x, *job) for job in jobs] for x in models]
     found: list[list[tuple[Tensor, float]]] = [[], []]
     gate = threading.Barrier(2)

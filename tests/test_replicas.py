@@ -37,7 +37,9 @@ def unlike(run: dd.Run | None, single: dd.Run | None, tolerance: float = 1e-5) -
     if run is None or single is None:
         return [] if run is single else [f"{run} and {single}"]
     wrong = [f"trace {name}" for name in SCHEDULE if run.trace[name].tobytes() != single.trace[name].tobytes()]
-    wrong += [f"metric {name}" for name in ("time", "version") if not np.array_equal(run.metrics[name], single.metrics[name])]
+    wrong += [
+        f"metric {name}" for name in ("time", "version") if not np.array_equal(run.metrics[name], single.metrics[name])
+    ]
     told = ("ended", "time", "version", "rejected")
     wrong += [name for name in told if getattr(run, name) != getattr(single, name)]
     wrong += [] if run.trace.events == single.trace.events else ["events"]
@@ -116,7 +118,10 @@ OTHERS: dict[str, dict[str, Any]] = {
     "half a table": {"algorithm": [dd.DuDe(LR), dd.MIFA(LR, active=2)], "table": "half"},
     "a table on the host": {"algorithm": [dd.DuDe(LR), dd.SIAG(LR)], "table": "host"},
     "a start": {"algorithm": [dd.DuDe(LR)], "start": torch.tensor([3.0, -2.0], dtype=torch.float64)},
-    "a metric": {"algorithm": [dd.VanillaASGD(LR)], "metrics": {"first": lambda x: x[0], "size": lambda x: float(x.norm())}},
+    "a metric": {
+        "algorithm": [dd.VanillaASGD(LR)],
+        "metrics": {"first": lambda x: x[0], "size": lambda x: float(x.norm())},
+    },
     "no updates": {"algorithm": [dd.VanillaASGD(LR), dd.DuDe(LR)], "updates": 0},
     "one update": {"algorithm": [dd.VanillaASGD(LR), dd.SyncSGD(LR)], "updates": 1},
     "no time": {"algorithm": [dd.VanillaASGD(LR)], "updates": None, "time": 0.0},
@@ -219,7 +224,9 @@ def test_networks_that_diverge_do_not_touch_the_others(bad: str) -> None:
 @pytest.mark.parametrize("method", [dd.DuDe(LR), dd.VanillaASGD(LR), dd.DuDe(LR, memory="workers")], ids=["1", "2", "3"])
 def test_a_run_that_rejects_a_gradient_and_recovers_is_what_it_is_alone(method: dd.Algorithm[Any]) -> None:
     problem = Steep([[0.0, 1.0], [40.0, 0.0], [2.0, 60.0]], noise=0.5)
-    joint, alone = both({"algorithm": [method], "lr": [0.003, 0.02, 0.05, 0.1]}, problem, three, updates=40, evaluate_every=7)
+    joint, alone = both(
+        {"algorithm": [method], "lr": [0.003, 0.02, 0.05, 0.1]}, problem, three, updates=40, evaluate_every=7
+    )
     assert [unlike(*pair) for pair in zip(joint.runs, alone.runs, strict=True)] == [[]] * 4
     assert {run.rejected > 0 for run in joint.runs if run is not None} == {True, False}
 

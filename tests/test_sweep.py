@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,11 +102,8 @@ def test_without_seeds_problem_and_speeds_are_as_they_were_given() -> None:
 def test_a_seed_names_problem_speeds_and_start_alike() -> None:
     grid = {"algorithm": [dd.DuDe(LR)], "seed": [0, 7]}
     run = dd.sweep(grid, digits(0.5), four, updates=5, evaluate_every=5, batch=True).runs[1]
-    assert unlike(
-        run,
-        dd.simulate(dd.DuDe(LR), digits(0.5, seed=7), dd.ExponentialSpeeds(four.times, seed=7), seed=7, updates=5,
-                    evaluate_every=5),
-    ) == []  # fmt: skip
+    alone = dd.simulate(dd.DuDe(LR), digits(0.5, seed=7), replace(four, seed=7), seed=7, updates=5, evaluate_every=5)
+    assert unlike(run, alone) == []
 
 
 @pytest.mark.parametrize("batch", [True, False])
@@ -127,12 +126,18 @@ def test_the_report_grows_from_nothing_to_all(batch: bool) -> None:
 
 def test_runs_that_take_more_memory_than_there_is_are_computed_in_parts(tmp_path: Path) -> None:
     whole = swept()
-    before = ["nothing yet"]
+    before = Counted.taken
+    grid, problem = {"algorithm": [dd.DuDe(LR)], "lr": [LR, 0.1]}, Counted(**noisy.settings)
+    with warnings.catch_warnings(), pytest.raises(UserWarning, match="in 2 parts"):
+        warnings.simplefilter("error")
+        dd.sweep(grid, problem, pace, batch=True, memory=1, folder=tmp_path / "none", **ENDS)
+    assert Counted.taken == before  # it was said before the start
+    assert not (tmp_path / "none").exists()
     with pytest.warns(UserWarning, match=r"24 runs .* in 24 parts") as said:
-        parts = swept(tmp_path, memory=1, report=lambda share, text: before.append(text))
+        parts = swept(tmp_path, memory=1)
     assert len(said) == 1
     assert wrong(parts, whole) == []
-    with pytest.warns(UserWarning, match=r"in [5-9] parts"):
+    with pytest.warns(UserWarning, match=r"in [2-9] parts"):
         assert wrong(swept(memory=2000), whole) == []
 
 
@@ -207,7 +212,14 @@ def test_a_gradient_that_cannot_be_computed_fails_its_own_run_alone(kept: bool, 
     alone = dd.sweep(grid, speeds=three, updates=20, checkpoint_every=3)
     assert joint.failed.keys() == alone.failed.keys() == {4, 5, 6, 7}
     assert [unlike(*pair) for pair in zip(joint.runs, alone.runs, strict=True)] == [[]] * 12
-    assert all("worker 1 could not compute its job number 3" in text for text in joint.failed.values())
+    assert all("the disk is gone" in text for text in joint.failed.values())
+
+
+@pytest.mark.filterwarnings("ignore:the runs could not be computed side by side")
+def test_a_gradient_that_cannot_be_computed_is_said_to_be_its_own_workers() -> None:
+    problems = [Broken([[0.0], [1.0], [2.0]], seed=seed) for seed in (8, 7)]
+    joint = dd.sweep({"algorithm": [dd.VanillaASGD(LR)], "problem": problems}, speeds=three, batch=True, updates=20)
+    assert joint.failed == {1: "worker 1 could not compute its job number 3: the disk is gone"}
 
 
 def test_gradients_of_a_wrong_shape_are_rejected_as_in_single_runs() -> None:
@@ -234,7 +246,9 @@ def test_each_run_has_a_folder_of_its_own_with_what_a_single_run_leaves_there(tm
         configs = [json.loads((place / "config.json").read_text()) for place in (run.folder, single.folder)]
         other = {name for name in configs[1] if configs[0].get(name) != configs[1][name]}
         assert other == {"batch", "digest"}
-        moments = [[path.name.split("-")[0] for path in sorted((r.folder / "checkpoints").iterdir())] for r in (run, single)]
+        moments = [
+            [path.name.split("-")[0] for path in sorted((r.folder / "checkpoints").iterdir())] for r in (run, single)
+        ]
         assert moments[0] == moments[1]
         results = [json.loads((place / "result.json").read_text()) for place in (run.folder, single.folder)]
         assert all(results[0][name] == results[1][name] for name in ("ended", "time", "version", "updates", "arrivals"))
@@ -245,7 +259,7 @@ def test_each_run_can_be_extended_by_itself(method: dd.Algorithm[Any], tmp_path:
     grid = {"algorithm": [method], "lr": [LR, 0.05, 1e200], "seed": [0, 1]}
     short = dd.sweep(grid, noisy, pace, folder=tmp_path, batch=True, **ENDS)
     for run in short.runs[:4]:
-        speeds = dd.ExponentialSpeeds(pace.times, seed=run.problem.seed)
+        speeds = replace(pace, seed=run.problem.seed)
         longer = {**ENDS, "updates": 35, "seed": run.problem.seed}
         straight = dd.simulate(run.algorithm, run.problem, speeds, **longer)
         assert unlike(dd.resume(run.folder, updates=35), straight) == []
@@ -352,6 +366,7 @@ def gone_on(folder: Path, problem: dd.Problem = noisy, grid: Any = SMALL, **opti
 def test_a_sweep_killed_at_any_moment_ends_as_one_never_stopped(keep: int, tmp_path: Path) -> None:
     straight, left = stopped(tmp_path, keep=keep)
     assert len(left) == 6
+    left = left[::2]
     assert any(list(image.glob("*/checkpoints/*.safetensors")) for image in left)
     for image in left:
         assert wrong(gone_on(image, keep=keep), straight) == []
@@ -376,7 +391,7 @@ def test_a_killed_sweep_of_few_runs_ends_as_one_never_stopped(single: Any, tmp_p
 
 
 def test_runs_that_have_the_same_losses_when_they_are_saved_go_on_together(tmp_path: Path) -> None:
-    slow = dd.FixedSpeeds([1.0, 1.0, 1.0, 30.0])  # its first gradient is at the start that all runs share
+    slow = dd.FixedSpeeds([1.0, 1.0, 1.0, 6.5])  # its first gradient is at the start that all runs share
     options = {"updates": 25, "evaluate_every": 1, "checkpoint_every": 1, "batch": True}
     grid = {"algorithm": [dd.VanillaASGD(LR)], "lr": [LR, 0.1]}
     (tmp_path / "images").mkdir()
@@ -422,7 +437,7 @@ def raising(number: int, error: type[BaseException]) -> Callable[[Any], float]:
     return metric
 
 
-@pytest.mark.parametrize("number", [10, 28, 31, 40, 52])
+@pytest.mark.parametrize("number", [10, 31, 52])
 @pytest.mark.parametrize("schedule", [{"evaluate_every": 2}, {"evaluate_seconds": 0.5}], ids=["updates", "seconds"])
 def test_a_sweep_broken_off_in_the_middle_of_an_evaluation_ends_as_one_never_stopped(
     schedule: dict[str, Any], number: int, tmp_path: Path
@@ -469,7 +484,7 @@ def test_runs_left_by_their_group_at_other_moments_are_not_taken_for_one_schedul
     straight = dd.sweep(grid, problem, three, **{**options, "batch": False})
     assert all(run.rejected for run in straight.runs)
     regrouped = 0
-    for left in range(40, 240, 8):
+    for left in (120, 160, 180, 200, 220, 240):
         folder, Mortal.left = tmp_path / f"{left}", left
         try:
             dd.sweep(grid, problem, three, folder=folder, **options)
@@ -477,22 +492,22 @@ def test_runs_left_by_their_group_at_other_moments_are_not_taken_for_one_schedul
             regrouped += len(list(folder.glob("*/result.json"))) <= 1
         Mortal.left = 10**9
         assert wrong(dd.sweep(grid, problem, three, folder=folder, **options), straight) == [], f"killed at gradient {left}"
-    assert regrouped > 3
+    assert regrouped >= 1
 
 
 KILLER = """
 import os, random, signal, sys, time, traceback
 from pathlib import Path
 import pyarrow.parquet, safetensors.torch
-from test_sweep import swept
+from test_sweep import murdered
 
 signal.alarm(100)
-kills, patience = 0, 0.3
+kills, patience = 0, 0.4
 while True:
     child = os.fork()
     if child == 0:
         try:
-            swept(Path(sys.argv[1]), updates=12, checkpoint_every=2)
+            murdered(Path(sys.argv[1]))
         except BaseException:
             traceback.print_exc()
             os._exit(1)
@@ -503,8 +518,13 @@ while True:
     if code >= 0:
         print(kills)
         sys.exit(code)
-    kills, patience = kills + 1, patience + 0.1
+    kills, patience = kills + 1, patience + 0.3
 """
+
+
+def murdered(folder: Path | None) -> dd.Sweep:
+    grid = {"algorithm": METHODS[:3], "lr": [LR, 0.05]}
+    return dd.sweep(grid, noisy, pace, folder=folder, batch=True, updates=20, evaluate_every=4, checkpoint_every=2)
 
 
 def test_killed_by_the_system_again_and_again_a_sweep_ends_as_one_never_stopped(tmp_path: Path) -> None:
@@ -515,8 +535,8 @@ def test_killed_by_the_system_again_and_again_a_sweep_ends_as_one_never_stopped(
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"seed {seed}: {done.stderr}"
     assert int(done.stdout) >= 1
-    ended = swept(tmp_path / "sweep", updates=12, checkpoint_every=2)
-    assert wrong(ended, swept(updates=12, checkpoint_every=2)) == [], f"seed {seed}"
+    ended = murdered(tmp_path / "sweep")
+    assert wrong(ended, murdered(None)) == [], f"seed {seed}"
     assert all((run.folder / name).exists() for run in ended.runs for name in FILES)
 
 
@@ -527,8 +547,7 @@ def test_a_run_that_diverged_is_kept_in_its_folder_as_a_single_one_is(tmp_path: 
     assert joint.failed == alone.failed
     assert wrong(joint, alone) == []
     again = dd.sweep(grid, noisy, pace, folder=tmp_path / "joint", batch=True, **ENDS)
-    assert again.failed == alone.failed
-    assert wrong(again, alone) == []
+    assert wrong(again, dd.sweep(grid, noisy, pace, folder=tmp_path / "alone", **ENDS)) == []
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -540,5 +559,5 @@ def test_a_method_whose_sweep_was_killed_ends_as_one_never_stopped(name: str, tm
     straight = dd.sweep(grid, noisy, pace, folder=tmp_path / "run", metrics={"image": metric}, **options)
     for image in sorted((tmp_path / "images").iterdir()):
         assert wrong(dd.sweep(grid, noisy, pace, folder=image, metrics={"image": nothing}, **options), straight) == []
-    assert torch.equal(straight.runs[0].x, dd.resume(tmp_path / "run" / straight.runs[0].folder.name,
-                                                     metrics={"image": nothing}).x)  # fmt: skip
+    run = straight.runs[0]
+    assert torch.equal(run.x, dd.resume(run.folder, metrics={"image": nothing}).x)

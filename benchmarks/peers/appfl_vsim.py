@@ -18,9 +18,9 @@ from common import BATCH, CLIENTS, LR, compare, options
 # alone: "operator torchvision::nms does not exist". Declared here, the import works; nothing of torchvision is called.
 for operator in ("nms", "qnms"):
     torch.library.define(f"torchvision::{operator}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-from appfl.agent import ClientAgent, ServerAgent  # noqa: E402
-from appfl.vsim import AsyncSimDriver, ClientProfile  # noqa: E402
-from omegaconf import OmegaConf  # noqa: E402
+from appfl.agent import ClientAgent, ServerAgent
+from appfl.vsim import AsyncSimDriver, ClientProfile
+from omegaconf import OmegaConf
 
 
 def simulation(optimize_memory: bool, folder: str) -> AsyncSimDriver:

@@ -26,7 +26,7 @@ LR = 0.01
 class LeNet(nn.Sequential):
     """62,006 weights."""
 
-    def __init__(self) -> None:  # noqa: D107
+    def __init__(self) -> None:
         super().__init__(
             nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2),
             nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),

@@ -28,21 +28,21 @@ def with_hash(cls=None, /, **options):
 
 
 dataclasses.dataclass = with_hash
-from flsim.clients.base_client import ClientConfig  # noqa: E402
-from flsim.data.data_provider import FLDataProviderFromList, FLUserDataFromList  # noqa: E402
-from flsim.interfaces.batch_metrics import IFLBatchMetrics  # noqa: E402
-from flsim.interfaces.model import IFLModel  # noqa: E402
-from flsim.optimizers.async_aggregators import FedAvgWithLRAsyncAggregatorConfig  # noqa: E402
-from flsim.optimizers.local_optimizers import LocalOptimizerSGDConfig  # noqa: E402
-from flsim.trainers.async_trainer import AsyncTrainer, AsyncTrainerConfig  # noqa: E402
-from flsim.utils.async_trainer.training_event_generator import (  # noqa: E402
+from flsim.clients.base_client import ClientConfig
+from flsim.data.data_provider import FLDataProviderFromList, FLUserDataFromList
+from flsim.interfaces.batch_metrics import IFLBatchMetrics
+from flsim.interfaces.model import IFLModel
+from flsim.optimizers.async_aggregators import FedAvgWithLRAsyncAggregatorConfig
+from flsim.optimizers.local_optimizers import LocalOptimizerSGDConfig
+from flsim.trainers.async_trainer import AsyncTrainer, AsyncTrainerConfig
+from flsim.utils.async_trainer.training_event_generator import (
     AsyncTrainingEventGeneratorConfig,
     PoissonAsyncTrainingStartTimeDistrConfig,
 )
-from flsim.utils.timing.training_duration_distribution import (  # noqa: E402
+from flsim.utils.timing.training_duration_distribution import (
     PerUserHalfNormalDurationDistributionConfig,
 )
-from omegaconf import OmegaConf  # noqa: E402
+from omegaconf import OmegaConf
 
 dataclasses.dataclass = dataclass
 
@@ -50,7 +50,7 @@ dataclasses.dataclass = dataclass
 class Model(IFLModel):
     """What FLSim asks of a model, over the LeNet."""
 
-    def __init__(self):  # noqa: D107
+    def __init__(self):
         self.module = LeNet()
 
     def fl_forward(self, batch):
@@ -77,14 +77,14 @@ class Loss(IFLBatchMetrics):
 
     loss = num_examples = predictions = targets = model_inputs = None
 
-    def __init__(self, loss, size):  # noqa: D107
+    def __init__(self, loss, size):
         self.loss, self.num_examples = loss, size
 
 
 class Client(FLUserDataFromList):
     """FLSim trains on all of a client's batches: one fresh minibatch is therefore all it is given."""
 
-    def __init__(self, pair):  # noqa: D107
+    def __init__(self, pair):
         super().__init__([minibatch(*pair)], Model())
         self.pair = pair
 

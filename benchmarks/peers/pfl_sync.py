@@ -37,7 +37,7 @@ class Module(LeNet):
 class Clock(TrainingProcessCallback):
     """Notes when each round ends: pfl evaluates in the first round, which is therefore not timed."""
 
-    def __init__(self):  # noqa: D107
+    def __init__(self):
         self.times = []
 
     def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..core import Problem
+from ..core import OneAtATime, Problem, Together
 from ..errors import BadInput, require_positive, require_whole
 from .data import digest
 
@@ -80,3 +80,41 @@ class LocalSteps(Problem):
 
     def reseeded(self, seed: int) -> LocalSteps:
         return LocalSteps(self.problem.reseeded(seed), self.k, self.lr)
+
+    @property
+    def parallel(self) -> bool:
+        return self.problem.parallel
+
+    def twin(self) -> LocalSteps:
+        return LocalSteps(self.problem.twin(), self.k, self.lr)
+
+    def on(self, device: str, precision: str = "float32") -> LocalSteps:
+        return LocalSteps(self.problem.on(device, precision), self.k, self.lr)
+
+    @property
+    def kin(self) -> Hashable:
+        inner = self.problem.kin
+        return OneAtATime if inner is OneAtATime else (self.k, self.lr, inner)
+
+    def together(self, problems: Sequence[Problem]) -> Together:
+        inner = [problem.problem for problem in problems if isinstance(problem, LocalSteps)]
+        return OneAtATime(problems) if self.kin is OneAtATime else _Steps(self.problem.together(inner), self.k, self.lr)
+
+
+class _Steps:
+    """The local steps of many jobs, each step of all of them in one call."""
+
+    def __init__(self, inner: Together, k: int, lr: float) -> None:
+        self.most, self._inner, self._k, self._lr = inner.most, inner, k, lr
+
+    def __call__(
+        self, x: Sequence[Tensor], which: Sequence[int], workers: Sequence[int], draws: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        y = torch.cat([piece if piece.ndim == 2 else piece[None] for piece in x])
+        total, losses = torch.zeros_like(y), torch.zeros(len(y), dtype=torch.float64, device=y.device)
+        for step in range(self._k):
+            gradients, loss = self._inner([y], which, workers, [draw * self._k + step for draw in draws])
+            y = y - self._lr * gradients
+            total += gradients
+            losses += loss
+        return total, losses / self._k

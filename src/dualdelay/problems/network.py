@@ -128,20 +128,18 @@ class Network(Problem):
 
     def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
         rows = self.indices(worker, draw)
-        if self._stochastic:
-            with seeded(self._draws.key(worker, draw)):
-                return self._backward(x, worker, rows)
-        return self._backward(x, worker, rows)
-
-    def _backward(self, x: Tensor, worker: int, rows: Tensor) -> tuple[Tensor, float]:
         self.net.weights.copy_(x)
-        inputs, targets = self._shard(worker).batch(rows)
-        with lower(self.precision, x.device):
-            loss = self.loss(self.net.module(inputs), targets)
+        with seeded(self._draws.key(worker, draw)) if self._stochastic else nullcontext():
+            inputs, targets = self._shard(worker).batch(rows)
+            with lower(self.precision, x.device):
+                loss = self.loss(self.net.module(inputs), targets)
         if loss.numel() != 1:
             raise BadInput(f"the loss has shape {tuple(loss.shape)}; expected one number, the mean over the minibatch.")
-        gradient, scale = self.net.gradient(loss).to(x.device), self.scales[worker]
-        return gradient if scale == 1.0 else gradient * scale, loss.item()
+        return self._scaled(self.net.gradient(loss).to(x.device), worker), loss.item()
+
+    def _scaled(self, gradient: Tensor, worker: int) -> Tensor:
+        scale = self.scales[worker]
+        return gradient if scale == 1.0 else gradient * scale
 
     def _over_all(self, worker: int, shard: Shard) -> tuple[Tensor, Tensor | None]:
         """A worker's loss over all its samples, and its gradient if wanted, in float64 and still on the device."""
@@ -152,8 +150,7 @@ class Network(Problem):
             with torch.set_grad_enabled(total is not None):
                 part = self.loss(self.net.module(inputs), targets)
             if total is not None:
-                gradient, scale = self.net.gradient(part).to(total.device), self.scales[worker]
-                total += share * (gradient if scale == 1.0 else gradient * scale)
+                total += share * self._scaled(self.net.gradient(part).to(total.device), worker)
             loss += share * part.detach().double().reshape(())
         return loss, total
 
