@@ -330,6 +330,8 @@ def test_gradients_taken_one_at_a_time_in_a_batch_have_the_same_bits(name: str, 
 class Counting:
     """Takes gradients one at a time, and writes down what it was asked for."""
 
+    sway = 0.0  # what each job in a call adds to all gradients of that call, as a share
+
     def __init__(self, problems: Sequence[dd.Problem], most: int) -> None:
         self._inner, self.most = OneAtATime(problems), most
         self.calls: list[list[tuple[int, int]]] = []
@@ -340,7 +342,8 @@ class Counting:
         self.before(jobs)
         self.calls.append(jobs)
         assert set(which) == {0}
-        return self._inner(x, which, workers, draws)
+        gradients, losses = self._inner(x, which, workers, draws)
+        return gradients * (1.0 + self.sway * len(jobs)), losses
 
 
 class Counted(dd.Quadratic):
@@ -491,6 +494,40 @@ def test_a_batched_run_that_was_stopped_ends_with_the_same_bits_and_can_be_repla
         resumed = dd.resume(folder, updates=18, problem=STOPPED[kind]())
         assert differences(straight, resumed) == []
     assert differences(dd.replay(tmp_path / "7", STOPPED[kind]()), straight) == ["ended"]
+
+
+class Swayed(Holes):
+    """Last digits depend on how many jobs a call holds, as on a GPU, so that the calls themselves must be the same."""
+
+    def __init__(self, holes: bool) -> None:
+        super().__init__([[0.0, 1.0], [6.0, 0.0], [2.0, 2.0]], noise=0.5)
+        self._holes = holes
+
+    def spoilt(self, gradient: Tensor) -> Tensor:
+        return super().spoilt(gradient) if self._holes else gradient
+
+    def together(self, problems: Sequence[dd.Problem]) -> Counting:
+        self.counting = Counting(problems, 1 << 62)
+        self.counting.sway = 2.0**-40
+        return self.counting
+
+
+@pytest.mark.parametrize("holes", [False, True])
+@pytest.mark.parametrize("name", ["dude", "dude two workers", "uniform"])
+def test_a_run_that_goes_on_or_is_replayed_makes_the_same_calls(name: str, holes: bool, tmp_path: Path) -> None:
+    speeds, algorithm = dd.ExponentialSpeeds([0.5, 1.0, 2.0], seed=5), ALGORITHMS[name]
+    problem, options = Swayed(holes), {"batch": True, "evaluate_every": 30, "checkpoint_every": 5}
+    straight = dd.simulate(algorithm, problem, speeds, updates=30, folder=tmp_path / "straight", **options)
+    calls = problem.counting.calls
+    assert any(event["kind"] == "rejected" for event in straight.trace.events) == holes
+    for updates in (3, 8, 14):
+        first, then = Swayed(holes), Swayed(holes)
+        dd.simulate(algorithm, first, speeds, updates=updates, folder=tmp_path / str(updates), **options)
+        assert differences(dd.resume(tmp_path / str(updates), updates=30, problem=then), straight) == []
+        assert first.counting.calls + then.counting.calls == calls
+    again = Swayed(holes)
+    assert torch.equal(dd.replay(tmp_path / "straight", again).x, straight.x)
+    assert again.counting.calls == calls
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from test_replicas import Steep, both, digits, four, unlike
 
 noisy, pace = CASES["noisy"]
 METHODS = [dd.DuDe(LR), dd.DuDe(LR, wait_for=2, memory="workers"), dd.UniformASGD(LR), dd.FedBuff(LR, buffer=2)]
-GRID = {"algorithm": METHODS, "lr": [LR, 0.05, 0.1], "seed": [0, 1]}
+GRID = {"algorithm": METHODS, "lr": [LR, 0.1], "seed": [0, 1]}
 ENDS = {"updates": 20, "evaluate_every": 4, "checkpoint_every": 3}
 
 
@@ -115,7 +115,7 @@ def test_the_report_grows_from_nothing_to_all(batch: bool) -> None:
         return 0.0
 
     grid = {"algorithm": METHODS, "lr": [LR, 1e200, 0.05]}
-    options = {"updates": 30, "evaluate_every": 1, "metrics": {"slow": slow}}
+    options = {"updates": 20, "evaluate_every": 1, "metrics": {"slow": slow}}
     sweep = dd.sweep(grid, noisy, pace, batch=batch, report=lambda share, text: told.append(share), **options)
     assert len(sweep.failed) == 4
     assert len(told) > 3
@@ -133,7 +133,7 @@ def test_runs_that_take_more_memory_than_there_is_are_computed_in_parts(tmp_path
         dd.sweep(grid, problem, pace, batch=True, memory=1, folder=tmp_path / "none", **ENDS)
     assert Counted.taken == before  # it was said before the start
     assert not (tmp_path / "none").exists()
-    with pytest.warns(UserWarning, match=r"24 runs .* in 24 parts") as said:
+    with pytest.warns(UserWarning, match=r"16 runs .* in 16 parts") as said:
         parts = swept(tmp_path, memory=1)
     assert len(said) == 1
     assert wrong(parts, whole) == []
@@ -344,13 +344,13 @@ def nothing(model: Any) -> float:
     return 0.0
 
 
-SMALL = {"algorithm": [dd.DuDe(LR), dd.DuDe(LR, memory="workers"), dd.UniformASGD(LR)], "lr": [LR, 0.05, 0.1]}
+SMALL = {"algorithm": [dd.DuDe(LR), dd.DuDe(LR, memory="workers"), dd.UniformASGD(LR)], "lr": [LR, 0.1]}
 
 
 def stopped(tmp_path: Path, problem: dd.Problem = noisy, grid: Any = SMALL, **options: Any) -> tuple[dd.Sweep, list[Path]]:
     """A sweep that was not stopped, and what was on disk at several moments of it."""
     options = {"updates": 14, "evaluate_every": 2, "checkpoint_every": 1, "keep": 3, **options}
-    metric = images(tmp_path / "straight", tmp_path / "images", [20, 31, 40, 47, 55, 62])
+    metric = images(tmp_path / "straight", tmp_path / "images", [14, 20, 26, 31, 36, 41])
     (tmp_path / "images").mkdir()
     options["metrics"] = {"image": metric}
     straight = dd.sweep(grid, problem, pace, folder=tmp_path / "straight", batch=True, **options)
@@ -366,7 +366,7 @@ def gone_on(folder: Path, problem: dd.Problem = noisy, grid: Any = SMALL, **opti
 def test_a_sweep_killed_at_any_moment_ends_as_one_never_stopped(keep: int, tmp_path: Path) -> None:
     straight, left = stopped(tmp_path, keep=keep)
     assert len(left) == 6
-    left = left[::2]
+    left = left[1::2]
     assert any(list(image.glob("*/checkpoints/*.safetensors")) for image in left)
     for image in left:
         assert wrong(gone_on(image, keep=keep), straight) == []
@@ -404,7 +404,7 @@ def test_runs_that_have_the_same_losses_when_they_are_saved_go_on_together(tmp_p
 @pytest.mark.parametrize("how", ["damaged", "missing", "all missing", "all but the oldest damaged"])
 def test_a_killed_sweep_goes_on_although_a_checkpoint_of_one_run_is_lost(how: str, tmp_path: Path) -> None:
     straight, left = stopped(tmp_path)
-    for image in left[-2:]:
+    for image in left[-1:]:
         unfinished = [place for place in sorted(image.iterdir()) if not (place / "result.json").exists()]
         checkpoints = sorted((unfinished[0] / "checkpoints").glob("[0-9]*"))
         assert len(checkpoints) == 3
@@ -437,7 +437,7 @@ def raising(number: int, error: type[BaseException]) -> Callable[[Any], float]:
     return metric
 
 
-@pytest.mark.parametrize("number", [10, 31, 52])
+@pytest.mark.parametrize("number", [8, 35])
 @pytest.mark.parametrize("schedule", [{"evaluate_every": 2}, {"evaluate_seconds": 0.5}], ids=["updates", "seconds"])
 def test_a_sweep_broken_off_in_the_middle_of_an_evaluation_ends_as_one_never_stopped(
     schedule: dict[str, Any], number: int, tmp_path: Path
@@ -449,7 +449,7 @@ def test_a_sweep_broken_off_in_the_middle_of_an_evaluation_ends_as_one_never_sto
     assert wrong(again, dd.sweep(SMALL, noisy, pace, metrics={"image": nothing}, **{**options, "folder": None})) == []
 
 
-@pytest.mark.parametrize("number", [12, 26, 45])
+@pytest.mark.parametrize("number", [9, 30])
 def test_ctrl_c_saves_where_the_runs_are_and_the_same_sweep_goes_on(number: int, tmp_path: Path) -> None:
     calls = iter(range(10**9))
 
@@ -462,7 +462,7 @@ def test_ctrl_c_saves_where_the_runs_are_and_the_same_sweep_goes_on(number: int,
     options = {"updates": 14, "evaluate_every": 2, "checkpoint_every": 10**6, "batch": True}
     with pytest.raises(KeyboardInterrupt, match="saved"):
         dd.sweep(SMALL, problem, pace, folder=tmp_path, metrics={"image": interrupt}, **options)
-    assert len(list(tmp_path.glob("*/checkpoints/*.safetensors"))) == 9 - len(list(tmp_path.glob("*/result.json")))
+    assert len(list(tmp_path.glob("*/checkpoints/*.safetensors"))) == 6 - len(list(tmp_path.glob("*/result.json")))
     straight = dd.sweep(SMALL, problem, pace, metrics={"image": nothing}, **options)
     again = dd.sweep(SMALL, problem, pace, folder=tmp_path, metrics={"image": nothing}, **options)
     assert wrong(again, straight) == []
@@ -479,12 +479,12 @@ def test_runs_left_by_their_group_at_other_moments_are_not_taken_for_one_schedul
             return super().gradient(x, worker, draw)
 
     problem = Mortal([[0.0, 1.0], [40.0, 0.0], [2.0, 60.0]], noise=0.5)
-    grid = {"algorithm": [dd.VanillaASGD(LR)], "lr": [0.03, 0.05, 0.1]}
-    options = {"updates": 40, "evaluate_every": 50, "checkpoint_every": 1, "batch": True, "keep": 40}
+    grid = {"algorithm": [dd.VanillaASGD(LR)], "lr": [0.1, 0.05, 0.03]}
+    options = {"updates": 30, "evaluate_every": 50, "checkpoint_every": 1, "batch": True, "keep": 40}
     straight = dd.sweep(grid, problem, three, **{**options, "batch": False})
-    assert all(run.rejected for run in straight.runs)
+    assert sum(run.rejected > 0 for run in straight.runs) >= 2
     regrouped = 0
-    for left in (120, 160, 180, 200, 220, 240):
+    for left in (92, 104, 116):
         folder, Mortal.left = tmp_path / f"{left}", left
         try:
             dd.sweep(grid, problem, three, folder=folder, **options)
@@ -512,8 +512,9 @@ while True:
             traceback.print_exc()
             os._exit(1)
         os._exit(0)
-    time.sleep(random.Random(f"{sys.argv[2]} {kills}").uniform(0.05, patience))
-    os.kill(child, signal.SIGKILL)
+    if kills < 4:
+        time.sleep(random.Random(f"{sys.argv[2]} {kills}").uniform(0.05, patience))
+        os.kill(child, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if code >= 0:
         print(kills)
@@ -550,13 +551,13 @@ def test_a_run_that_diverged_is_kept_in_its_folder_as_a_single_one_is(tmp_path: 
     assert wrong(again, dd.sweep(grid, noisy, pace, folder=tmp_path / "alone", **ENDS)) == []
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_method_whose_sweep_was_killed_ends_as_one_never_stopped(name: str, tmp_path: Path) -> None:
-    grid = {"algorithm": [ALGORITHMS[name]], "lr": [LR, 0.05]}
-    options = {"updates": 12, "evaluate_every": 3, "checkpoint_every": 2, "batch": True}
+def test_every_method_in_a_killed_sweep_ends_as_in_one_never_stopped(tmp_path: Path) -> None:
+    grid = {"algorithm": list(ALGORITHMS.values()), "lr": [LR, 0.05]}
+    options = {"updates": 12, "evaluate_every": 3, "checkpoint_every": 4, "batch": True}
     (tmp_path / "images").mkdir()
-    metric = images(tmp_path / "run", tmp_path / "images", [5, 7])
+    metric = images(tmp_path / "run", tmp_path / "images", [90, 130])
     straight = dd.sweep(grid, noisy, pace, folder=tmp_path / "run", metrics={"image": metric}, **options)
+    assert len(list((tmp_path / "images").iterdir())) == 2
     for image in sorted((tmp_path / "images").iterdir()):
         assert wrong(dd.sweep(grid, noisy, pace, folder=image, metrics={"image": nothing}, **options), straight) == []
     run = straight.runs[0]

@@ -144,6 +144,16 @@ def test_long_rows_are_kept_as_short_ones_are() -> None:
         assert torch.equal(state.total, kept[0].double() + kept[1].double())
 
 
+@pytest.mark.parametrize("table", ["full", "half", "host"])
+def test_gradients_that_come_in_short_floats_are_kept_exactly(table: str) -> None:
+    data = [(inputs.bfloat16(), targets) for inputs, targets in shards(4)]
+    latest = Latest()
+    problem = dd.Network(mlp().bfloat16(), cross_entropy, data, 4)
+    run = dd.simulate(dd.DuDe(LR), problem, SPEEDS, updates=12, table=table, watch=[latest])
+    assert max(latest.off) < 1e-14
+    assert run.x.dtype == torch.bfloat16
+
+
 def test_with_rounded_rows_dude_still_finds_the_minimiser() -> None:
     """Where it rests the mean of the rows is zero, so that of the gradients, A (x - x*), is at most the bound above."""
     problem = dd.Quadratic([[0.0, 1.0, 30.0], [2.0, -1.0, 1.0], [4.0, 0.01, 0.0], [-1.0, 3.0, 7.0]])

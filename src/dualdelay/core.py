@@ -6,6 +6,7 @@ do, and who computes what next? Nothing in the answer depends on whether time is
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .draws import Draws
-from .errors import BadInput, require_positive
+from .errors import BadInput, DualDelayError, RunFailed, require_positive
 from .state import State
 
 
@@ -146,11 +147,18 @@ class OneAtATime:
         self, x: Sequence[Tensor], which: Sequence[int], workers: Sequence[int], draws: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
         """The gradients (m, d) and losses (m) of m jobs."""
-        models = (row for piece in x for row in (piece if piece.ndim == 2 else (piece,)))
-        jobs = zip(models, which, workers, draws, strict=True)
-        pairs = [self._problems[k].gradient(row, worker, draw) for row, k, worker, draw in jobs]
-        gradients = torch.stack([gradient for gradient, _ in pairs])
-        return gradients, torch.tensor([loss for _, loss in pairs], dtype=torch.float64, device=gradients.device)
+        models = [row for piece in x for row in (piece if piece.ndim == 2 else (piece,))]
+        gradients, losses = [], []
+        for row, k, worker, draw in zip(models, which, workers, draws, strict=True):
+            try:
+                gradient, loss = self._problems[k].gradient(row, worker, draw)
+            except DualDelayError:
+                raise
+            except Exception as error:
+                raise RunFailed(f"worker {worker} could not compute its job number {draw}: {error}") from error
+            gradients.append(gradient.to(row.dtype) if gradient.shape == row.shape else torch.full_like(row, math.nan))
+            losses.append(loss)
+        return torch.stack(gradients), torch.tensor(losses, dtype=torch.float64, device=models[0].device)
 
 
 class Problem(ABC):

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from .core import Problem
-from .errors import require_whole
 from .gradients import Found, Gradients, Key
 
 _WORTH = 0.5e-3  # seconds: below this a gradient costs less than handing it to another thread gains
@@ -23,13 +22,13 @@ class _Job:
     def __init__(self, worker: int, draw: int, x: Tensor) -> None:
         self.worker, self.draw, self.x = worker, draw, x
         self.found: Found | None = None
-        self.error: BaseException | None = None
+        self.error: Exception | None = None
 
     def run(self, problem: Problem) -> None:
         """Compute it."""
         try:
             self.found = Found(*problem.gradient(self.x, self.worker, self.draw))
-        except BaseException as error:  # it is raised where the gradient is due, not here
+        except Exception as error:  # it is raised where the gradient is due, not here
             self.error = error
 
     @property
@@ -110,8 +109,6 @@ class Cores(Gradients):
 
 def cores_worth(problem: Problem, cores: int | None) -> int:
     """How many cores to use: as many as asked for, or all if a gradient takes long enough; one if it must be alone."""
-    if cores is not None:
-        require_whole("cores", cores, 1)
     if not problem.parallel or cores == 1:
         return 1
     if cores is not None:

@@ -60,6 +60,8 @@ class LocalFleet(Fleet):
         model = self._jobs[due.worker][due.draw]
         job = Job(due.worker, due.draw, model.version)
         if due.kind != "arrival":
+            if due.kind == "rejected" and not self._gradients.known(due.worker, due.draw):
+                self._gradients.take(due.worker, due.draw, model.x)  # so that later calls hold what they held
             return Arrival(job, NOTHING, due.time, due.seconds, math.nan)
         with nullcontext() if self._threads is None else using_threads(self._threads):
             found = self._gradients.take(due.worker, due.draw, model.x)

@@ -228,9 +228,10 @@ class Loop:
 
     def load(self, saved: Mapping[str, Any], rows: Mapping[str, Any]) -> None:
         """Go on from what was saved, with the trace's rows up to there."""
-        saved = placed(saved, self.state.weights.device)
+        device, host = self.state.weights.device, saved["state"].get("kept") == "host"
         for name, value in saved["state"].items():
-            setattr(self.state, name, value)
+            setattr(self.state, name, value if name == "table" and host else placed(value, device))
+        saved = placed({name: value for name, value in saved.items() if name != "state"}, device)
         if self.state.optimizer is not None:
             self.state.optimizer.load(saved["optimizer"])
         self.fleet.load(saved["fleet"])

@@ -113,6 +113,8 @@ def placing(problem: Problem, device: str | None, precision: str, batch: bool | 
 
 def gradients_of(config: Mapping[str, Any], problem: Problem, cores: int | None = 1) -> Gradients:
     """How the gradients of a simulated fleet are computed: many at once, on several cores, or one at a time."""
+    if cores is not None:
+        require_whole("cores", cores, 1)
     if config["batch"]:
         return Batch(Round(problem.together([problem])), [0])
     count = cores_worth(problem, cores)

@@ -97,7 +97,8 @@ class AggregateState(State):
     def _row(self, value: Tensor) -> Tensor:
         """A gradient as the table keeps it."""
         if self.kept == "half":
-            return value.to(torch.bfloat16)
+            most = torch.finfo(torch.bfloat16).max  # what is finite stays so
+            return value.clamp(-most, most).to(torch.bfloat16)
         return value.cpu() if self.kept == "host" else value
 
     def take(self, worker: int, value: Tensor) -> None:
@@ -114,9 +115,7 @@ class AggregateState(State):
             for total, old, new in blocks(self.total, self.table[worker].to(self.total.device), counted):
                 if new.dtype == total.dtype:
                     total.add_(new - old)
-                elif (
-                    total.is_cpu and self.kept != "half"
-                ):  # numpy converts on the way, torch into fresh memory first: a fifth slower
+                elif total.is_cpu and new.dtype != torch.bfloat16:  # numpy converts on the way, torch first: a fifth slower
                     exact = total.numpy()
                     np.add(exact, new.numpy(), out=exact)
                     np.subtract(exact, old.numpy(), out=exact)
@@ -161,7 +160,7 @@ class AggregateState(State):
         exact, size = torch.zeros_like(self.total), 0.0
         for row in self.table if self.table is not None else held.values():
             exact += row.to(exact.device)
-            size += float(row.float().norm() if self.kept == "half" else row.norm())
+            size += float(row.float().norm() if row.dtype == torch.bfloat16 else row.norm())
         gap = float((self.total - exact).norm())
         return gap / size if size > 0 else gap
 

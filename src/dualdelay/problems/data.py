@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -76,6 +76,11 @@ class Shard:
     def pair(self) -> tuple[Tensor, Tensor] | None:
         """The tensors, with other workers' rows if ``rows`` is given; None for a dataset."""
         return self._pair
+
+    @property
+    def kind(self) -> Hashable:
+        """What samples of one minibatch must have in common: types and shapes; None for a dataset."""
+        return None if self._pair is None else tuple((part.dtype, part.shape[1:]) for part in self._pair)
 
     def on(self, device: str) -> Shard:
         """The same data on a device; a dataset stays where it is."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -63,6 +63,15 @@ class FlatModule:
         """What does not move: frozen parameters and buffers."""
         return [p.detach() for p in self.module.parameters() if not p.requires_grad] + list(self.module.buffers())
 
+    def signature(self) -> Hashable:
+        """Equal for modules that compute the same function of their weights, as far as can be told."""
+        parts = []
+        for name, part in self.module.named_modules():
+            own = sorted((key, repr(value)) for key, value in vars(part).items() if not key.startswith("_"))
+            parts.append((name, type(part), tuple(own)))
+        shapes = tuple((name, p.shape, p.dtype, p.requires_grad) for name, p in self.module.named_parameters())
+        return tuple(parts), shapes, tuple(bits(tensor) for tensor in self.fixed())
+
     def gradient(self, loss: Tensor) -> Tensor:
         """The gradient of a loss by the weights, zero for those it does not depend on."""
         parts: Sequence[Tensor | None] = torch.autograd.grad(loss, self._parameters, allow_unused=True)
@@ -99,6 +108,11 @@ class FlatModule:
         except RuntimeError as error:
             raise BadInput(f"the given weights are not this model's: {error}") from None
         return flat_weights(module)
+
+
+def bits(tensor: Tensor) -> bytes:
+    """A tensor's values, bit for bit."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def own_kernels(precision: str, wanted: bool, *, stacked: bool) -> AbstractContextManager[Any]:

@@ -112,6 +112,8 @@ class Kernels(TorchFunctionMode):
     ) -> Any:
         size = _pair(kernel_size)
         plain = _pair(padding) == (0, 0) and _pair(dilation) == (1, 1) and not any(rest.values()) and x.ndim == 4
+        if plain and (x.shape[-2] < size[0] or x.shape[-1] < size[1]):
+            return None  # torch says what is wrong
         if not plain or (stride is not None and _pair(stride) != size) or size[0] * size[1] > 255:
             return None
         return self._pool(x, size)

@@ -17,7 +17,7 @@ from ..draws import Draws
 from ..errors import BadInput, require_one_of
 from .batchnorm import refuse_batchnorm
 from .data import Minibatches, Shard, digest, objectives
-from .flat_module import FlatModule, flat_weights
+from .flat_module import FlatModule, bits, flat_weights
 from .generators import seeded
 from .purity import refuse_impure
 from .shards import Exam, Shards, name_of
@@ -203,7 +203,7 @@ class Network(Problem):
             self._shards.digest(hashed)
             self._exam.digest(hashed)
         for tensor in self.net.fixed():
-            hashed.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            hashed.update(bits(tensor))
         return str(hashed.hexdigest())
 
     def reseeded(self, seed: int) -> Network:
@@ -216,7 +216,7 @@ class Network(Problem):
 
     @property
     def parallel(self) -> bool:
-        return not self._stochastic and all(shard.pair is not None for shard in self._shards.kept.values())
+        return not self._stochastic and all(shard.pair is not None for shard in self.shards())
 
     def twin(self) -> Network:
         other = copy.copy(self)
@@ -235,11 +235,11 @@ class Network(Problem):
 
     @property
     def kin(self) -> Hashable:
-        if not self.parallel or self.minibatches.size is None:
+        kinds = {shard.kind for shard in self.shards()}
+        if not self.parallel or self.minibatches.size is None or len(kinds) > 1:
             return OneAtATime
-        fixed = tuple(tensor.cpu().numpy().tobytes() for tensor in self.net.fixed())
-        place = (self._given.dtype, str(self._given.device), self.precision)
-        return repr(self.net.module), self.loss, self.minibatches.size, len(self._given), place, fixed
+        place = (str(self._given.device), self.precision)
+        return self.net.signature(), self.loss, self.minibatches.size, place, kinds.pop()
 
     def together(self, problems: Sequence[Problem]) -> Together:
         if self.kin is OneAtATime:

@@ -26,14 +26,14 @@ def _largest(
     m = q // (HO * WO)
     r = q % (HO * WO)
     corner = x + m * (H * W) + r // WO * (KH * W) + r % WO * KW
-    best = tl.load(corner, mask=inside, other=0.0)
+    best = tl.load(corner, mask=inside, other=0.0).to(tl.float32)
     found = tl.zeros((BLOCK,), tl.int32)
     for k in tl.static_range(1, KH * KW):
-        value = tl.load(corner + (k // KW * W + k % KW), mask=inside, other=0.0)
+        value = tl.load(corner + (k // KW * W + k % KW), mask=inside, other=0.0).to(tl.float32)
         better = (value > best) | (value != value)
         best = tl.where(better, value, best)
         found = tl.where(better, k, found)
-    tl.store(y + q, best, mask=inside)
+    tl.store(y + q, best.to(y.dtype.element_ty), mask=inside)
     tl.store(place + q, found.to(tl.uint8), mask=inside)
 
 

@@ -31,7 +31,7 @@ class Store:
     def __init__(self, problems: Sequence[Network]) -> None:
         self._problems = problems
         pairs: list[tuple[Tensor, Tensor]] = []
-        first: dict[int, int] = {}  # by the identity of a tensor of inputs: where its rows begin
+        first: dict[tuple[int, int], int] = {}  # by the identities of inputs and targets: where their rows begin
         orders: list[Tensor] = []
         workers = max(problem.workers for problem in problems)
         self._begin, self._sizes = (np.zeros((len(problems), workers), dtype=np.int64) for _ in range(2))
@@ -41,11 +41,12 @@ class Store:
             for worker, shard in enumerate(problem.shards()):
                 assert shard.pair is not None
                 inputs, targets = shard.pair
-                if id(inputs) not in first:
-                    first[id(inputs)] = sum(len(part) for part, _ in pairs)
+                pair = id(inputs), id(targets)
+                if pair not in first:
+                    first[pair] = sum(len(part) for part, _ in pairs)
                     pairs.append((inputs, targets))
                 rows = torch.arange(shard.size, device=inputs.device) if shard.rows is None else shard.rows
-                orders.append(rows + first[id(inputs)])
+                orders.append(rows + first[pair])
                 self._begin[k, worker], self._sizes[k, worker] = total, shard.size
                 total += shard.size
             self._scales[k, : problem.workers] = problem.scales
