@@ -10,7 +10,7 @@ from typing import Any
 
 from .config import label
 from .core import Algorithm, Problem
-from .errors import BadInput, nearest
+from .errors import BadInput, nearest, require_kind
 from .naming import reseeded, slug
 from .speeds import SpeedModel
 
@@ -34,30 +34,35 @@ def points(
 ) -> Iterator[Point]:
     """Every point of the grid, its names chosen so that no two are alike."""
     axes: dict[str, list[Any]] = {"problem": [problem], "speeds": [speeds]}
-    axes |= {name: list(values) for name, values in grid.items()}
-    for name, values in axes.items():
-        if not values or (name in grid and any(value is None for value in values)):
-            raise BadInput(f"the grid's {name!r} is {values}; expected at least one value.")
+    for name, values in grid.items():
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise BadInput(f"the grid's {name!r} is {values!r}; expected a list of at least one value.")
+        axes[name] = list(values)
     if "algorithm" not in axes:
         raise BadInput("the grid has no 'algorithm'; give at least one, such as {'algorithm': [dd.DuDe(lr=0.05)]}.")
-    for name in ("problem", "speeds"):
-        if axes[name] == [None]:
+    for name, kind, example in (("problem", Problem, "dd.Digits()"), ("speeds", SpeedModel, "dd.FixedSpeeds([1.0, 2.0])")):
+        if name not in grid and axes[name] == [None]:
             raise BadInput(f"no {name} is given; pass it after the grid, or several of them in it.")
+        for value in axes[name]:
+            require_kind(name, value, kind, example)
+    for value in axes.get("seed", []):
+        if not isinstance(value, int):
+            raise BadInput(f"the grid's 'seed' has {value!r}; expected whole numbers.")
     settings = [name for name in axes if name not in _AXES]
     texts = {name: _told_apart(axes[name]) for name in ("problem", "speeds")}
     reseed = "seed" in grid
     made: dict[tuple[int, int], Problem] = {}
+    paces: dict[tuple[int, int], SpeedModel] = {}
     seen: set[str] = set()
     for chosen in itertools.product(*(range(len(values)) for values in axes.values())):
         at = {name: (k, values[k]) for (name, values), k in zip(axes.items(), chosen, strict=True)}
         number = at["seed"][1] if reseed else seed
         method = _with_settings(at["algorithm"][1], {name: at[name][1] for name in settings})
-        where, pace = at["problem"], at["speeds"][1]
-        mine = where[1]
+        (i, mine), (j, pace) = at["problem"], at["speeds"]
         if reseed:
-            mine = made[where[0], number] = made.get((where[0], number)) or where[1].reseeded(number)
-            pace = reseeded(pace, number)
-        names = {"algorithm": label(method), "seed": number}
+            mine = made[i, number] = made.get((i, number)) or mine.reseeded(number)
+            pace = paces[j, number] = paces.get((j, number)) or reseeded(pace, number)
+        names = {"algorithm": label(method), "seed": number, **{name: at[name][1] for name in settings}}
         names |= {name: texts[name][at[name][0]] for name in texts if len(texts[name]) > 1}
         parts = [label(method), *(f"{name}{at[name][0]}" for name in texts if len(texts[name]) > 1), f"seed{number}"]
         stem = "-".join(slug(part) for part in parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,16 @@ import torch
 
 from .clocks import VirtualClock
 from .drive import Interrupted, ctrl_c, fraction
-from .errors import RunFailed
+from .errors import BadInput, RunFailed
 from .evaluation import Schedule
-from .folder import Folder, config_digest
+from .files import pack
+from .folder import Folder, config_digest, digest_of
 from .gradients import Batch, Round
 from .local_fleet import LocalFleet
 from .plan import Plan
-from .replicas import Replicas
+from .replicas import Apart, Replicas
 from .result import Run, plain
-from .setup import identified, require_same, versions
+from .setup import require_same, versions
 from .trace import Table
 
 
@@ -35,27 +36,36 @@ class Replica:
     config: dict[str, Any] = field(default_factory=dict, init=False)
     judged: int = field(default=0, init=False)  # evaluations that early stopping has seen
 
-    def open(self, together: int) -> None:
-        """Take or make the run's folder; so many runs are computed together."""
+    def prepare(self, fingerprint: str, together: int) -> None:
+        """Look at the run's folder if there is one; so many runs are computed together."""
         self.config = self.plan.config
         if self.path is not None:
-            self.config = identified(self.config, self.plan.problem, self.plan.x)
+            self.config = {**self.config, "fingerprint": fingerprint, "start": digest_of(self.plan.x)}
             if self.path.exists():
                 self.folder = Folder(self.path)
                 require_same(self.config, self.folder)
                 self.config = self.folder.config()
             else:
                 self.config |= {"versions": versions(), "together": together}
-                self.folder = Folder.create(self.path, self.config, self.plan.x)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run has come to its end before."""
+        return self.folder is not None and self.folder.result() is not None
+
+    def create(self) -> None:
+        """Make the run's folder if it has none."""
+        if self.path is not None and self.folder is None:
+            self.folder = Folder.create(self.path, self.config, self.plan.x)
 
 
 class Group:
     """Runs that share a schedule, from their beginning or their last common checkpoint to their ends."""
 
-    def __init__(self, replicas: Sequence[Replica], turn: Round, which: Sequence[int], together: int) -> None:
-        """``which`` are their problems' numbers in the round, ``together`` how many runs are in it."""
+    def __init__(self, replicas: Sequence[Replica], turn: Round, which: Sequence[int]) -> None:
+        """``which`` are their problems' numbers in the round."""
         plan = replicas[0].plan
-        self.replicas, self._plan, self._together = replicas, plan, together
+        self.replicas, self._plan = replicas, plan
         clock = VirtualClock(plan.speeds, plan.link, plan.changes)
         self._fleet = LocalFleet(plan.problem, clock, plan.algorithm.message, gradients=Batch(turn, which))
         self._loop = Replicas(
@@ -107,26 +117,41 @@ class Group:
         self._fleet.close()
 
     def _begin(self) -> None:
-        """Begin, or go on from the newest checkpoint that all runs have."""
-        for replica in self.replicas:
-            replica.open(self._together)
-        folders = [replica.folder for replica in self.replicas]
-        common = [set() if folder is None else folder.moments() for folder in folders]
-        for moment in sorted(set.intersection(*common), reverse=True):
-            loaded = [None if folder is None else folder.load(moment) for folder in folders]
-            good = [found for found in loaded if found is not None and found[0]["moment"] == moment]
-            if len(good) == len(loaded):
-                self._loop.load_all([content for content, _, _ in good], [rows for _, rows, _ in good])
+        """Begin, or go on from the newest checkpoint that all runs have; those that parted since go on by themselves."""
+        try:
+            saved = self._saved_together()
+            if saved is None:
+                self._loop.begin()
+            else:
+                self._loop.load_all(*saved)
                 self._saved = len(self._loop.recorder), self._loop.moment
-                break
-        else:
-            self._loop.begin()
-        for folder in folders:
-            if folder is not None:
-                folder.clear_after(*self._saved)
+        except Apart:
+            self._loop.going.clear()
+            return
         for k, replica in enumerate(self.replicas):
             if replica.plan.stop is not None:
                 replica.plan.stop(self._loop.table_of(k))  # says so if there is nothing to stop by
+            if replica.path is not None and k == 0:
+                pack(self._loop.save_of(k), {})  # says so if something cannot be saved
+        for replica in self.replicas:
+            replica.create()
+            if replica.folder is not None:
+                replica.folder.clear_after(*self._saved)
+
+    def _saved_together(self) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]] | None:
+        """What all runs saved at the newest moment for which it is whole, and their traces up to there."""
+        folders = [replica.folder for replica in self.replicas if replica.folder is not None]
+        if len(folders) < len(self.replicas):
+            return None
+        for moment in sorted(set.intersection(*(folder.moments() for folder in folders)), reverse=True):
+            try:
+                found = [folder.load(moment) for folder in folders]
+            except BadInput:  # damaged: an older one may be whole
+                continue
+            good = [part for part in found if part is not None and part[0]["moment"] == moment]
+            if len(good) == len(folders):
+                return [content for content, _, _ in good], [rows for _, rows, _ in good]
+        return None
 
     def save(self) -> None:
         """Write a checkpoint of every run that is still going."""
@@ -179,10 +204,15 @@ def advance_all(groups: Sequence[Group], turns: Sequence[Round], report: Callabl
     """Bring all groups to their ends side by side, with the gradients that they wait for taken together."""
     under_way = [(group, group.advance()) for group in groups]
     saved = any(replica.path is not None for group in groups for replica in group.replicas)
+    acting: Group | None = None  # in the middle of a step
     with ctrl_c(saved) as interrupted:
         try:
             while under_way:
-                under_way = [(group, steps) for group, steps in under_way if next(steps, "ended") is None]
+                going = []
+                for acting, steps in under_way:
+                    if next(steps, "ended") is None:
+                        going.append((acting, steps))
+                under_way, acting = going, None
                 for turn in turns:
                     turn.evaluate()
                 report((len(groups) - len(under_way) + sum(group.share for group, _ in under_way)) / len(groups))
@@ -190,5 +220,6 @@ def advance_all(groups: Sequence[Group], turns: Sequence[Round], report: Callabl
                     raise Interrupted("the runs were saved; the same sweep goes on where they are")
         except BaseException:
             for group, _ in under_way:
-                group.save()
+                if group is not acting:
+                    group.save()
             raise

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import fields
+from typing import Any
 
 import torch
 
 from .config import describe
 from .devices import free_memory
 from .draws import Draws
+from .errors import require_positive
 from .groups import Replica
 from .plan import Plan
 from .sharing import can_share
@@ -22,18 +24,27 @@ _AT_ONCE = 256  # replicas in a group
 
 def grouped(replicas: Mapping[int, Replica]) -> list[list[int]]:
     """The runs by what decides their schedule; those that cannot share one are left out."""
-    groups: dict[str, list[int]] = {}
-    trials: dict[str, bool] = {}
+    groups: dict[Hashable, list[int]] = {}
+    trials: dict[Hashable, bool] = {}
     for k, replica in replicas.items():
         plan = replica.plan
-        kind = json.dumps({**describe(plan.algorithm), "lr": None, "n": plan.problem.workers}, default=repr)
+        method = plan.algorithm
+        settings = tuple((f.name, _key(getattr(method, f.name))) for f in fields(method) if f.name != "lr")
+        kind = (type(method), settings, plan.problem.workers)
         if kind not in trials:
-            trials[kind] = can_share(plan.algorithm, plan.problem.workers)
+            trials[kind] = can_share(method, plan.problem.workers)
         if trials[kind]:
-            shape = (str(plan.x.dtype), len(plan.x), [plan.problem.batches(w) for w in range(plan.problem.workers)])
-            schedule = [kind, describe(plan.speeds), plan.seed, shape, repr(plan.problem.kin)]
-            groups.setdefault(json.dumps(schedule, default=repr), []).append(k)
+            pace = describe(plan.speeds)
+            speeds = json.dumps(pace) if "name" in pace else id(plan.speeds)
+            costs = tuple(plan.problem.batches(worker) for worker in range(plan.problem.workers))
+            schedule = (kind, speeds, plan.seed, plan.x.dtype, len(plan.x), costs, plan.problem.kin)
+            groups.setdefault(schedule, []).append(k)
     return [group[i : i + _AT_ONCE] for group in groups.values() for i in range(0, len(group), _AT_ONCE)]
+
+
+def _key(value: Any) -> Hashable:
+    """Equal for equal numbers and texts; anything else is like itself alone."""
+    return value if value is None or isinstance(value, (bool, int, float, str)) else id(value)
 
 
 def bytes_of(plan: Plan) -> int:
@@ -55,6 +66,8 @@ def portions(
     """The groups in portions that fit into memory one after the other; a group that does not is divided."""
     if not groups:
         return []
+    if memory is not None:
+        require_positive("memory", memory)
     room = _SPARE * free_memory(replicas[groups[0][0]].plan.x.device) if memory is None else memory
     parts: list[list[list[int]]] = [[]]
     used, total = 0, 0

@@ -31,26 +31,42 @@ def column(algorithms: Sequence[Algorithm[Any]], device: torch.device) -> Algori
 
 
 def sliced(value: Any, k: int) -> Any:
-    """The part of run k in plain values whose tensors have a row for each run."""
+    """The part of run k in plain values whose tensors have a row for each run; nothing of it changes with the others."""
     if isinstance(value, Tensor):
         return value[k].clone() if value.ndim > 1 else value[k].item()
     if isinstance(value, (list, tuple)):
         return type(value)(sliced(item, k) for item in value)
     if isinstance(value, dict):
         return {key: sliced(item, k) for key, item in value.items()}
-    return value
+    return copy.copy(value)
+
+
+class Apart(Exception):
+    """Runs that were saved at the same moment are not at the same place of one schedule."""
 
 
 def stacked(values: Sequence[Any]) -> Any:
-    """The inverse of ``sliced``, from the parts of all runs; numbers that differ become a tensor again."""
+    """The inverse of ``sliced``, from the parts of all runs, which must agree in everything that is no tensor."""
     first = values[0]
     if isinstance(first, Tensor):
         return torch.stack(list(values))
+    if any(value != first if not isinstance(first, (list, tuple, dict)) else len(value) != len(first) for value in values):
+        raise Apart(f"{values}")
     if isinstance(first, (list, tuple)):
         return type(first)(stacked(items) for items in zip(*values, strict=True))
     if isinstance(first, dict):
         return {key: stacked([value[key] for value in values]) for key in first}
-    return first if all(value == first for value in values) else torch.tensor(values, dtype=torch.float64)
+    return first
+
+
+def _known(values: Sequence[Sequence[Sequence[Any]]]) -> list[list[Any]]:
+    """Gradients that all runs had computed and were not due yet, with a loss and a norm for each run."""
+    known = []
+    for worker, draw, gradient in stacked([[found[:3] for found in mine] for mine in values]):
+        rows = [found[3:] for mine in values for found in mine if found[:2] == [worker, draw]]
+        signs = (torch.tensor(part, dtype=gradient.dtype) for part in zip(*rows, strict=True))
+        known.append([worker, draw, gradient, *signs])
+    return known
 
 
 class Records(Recorder):
@@ -79,8 +95,8 @@ class Records(Recorder):
         self.fetch()
         rows = self.rows(start)
         if self._losses:
-            self._losses = [np.concatenate(self._losses)]
-            self._fingerprints = [np.concatenate(self._fingerprints)]
+            if len(self._losses) > 1:
+                self._losses, self._fingerprints = [np.concatenate(self._losses)], [np.concatenate(self._fingerprints)]
             rows |= {"loss": self._losses[0][start:, k].copy(), "fingerprint": self._fingerprints[0][start:, k].copy()}
         return rows
 
@@ -129,13 +145,14 @@ class Replicas(Loop):
 
     def row(self, k: int, time: float) -> dict[str, float]:
         """A row of metrics about run k's current model."""
-        rows, x, version = self.rows_of[k], self.state.weights[k], self.state.version
+        rows, x, version = self.rows_of[k], self.state.x[k], self.state.version
         if rows and rows[-1]["version"] == version:
             return {**rows[-1], "time": time}
         return self._evaluations[k].row(time, version, x, self._problems[k].evaluate(x))
 
     def check(self) -> None:
         """Leave aside the runs in which a gradient was not finite."""
+        self.recorder.fetch()
         if self._fleet.norms:
             finite = torch.isfinite(torch.stack(self._fleet.norms)).all(0).tolist()
             self._fleet.norms.clear()
@@ -175,8 +192,10 @@ class Replicas(Loop):
 
     def load_all(self, saved: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Column]]) -> None:
         """Go on from what the runs saved at the same moment."""
-        joint = {name: stacked([part[name] for part in saved]) for name in ("state", "fleet")}
+        known = _known([part["fleet"]["gradients"] for part in saved])
+        plain = [{**part, "metrics": [], "fleet": {**part["fleet"], "gradients": []}} for part in saved]
+        joint = stacked(plain)
         nothing = {name: column[:0] for name, column in rows[0].items()}
-        self.load({**saved[0], **joint, "metrics": []}, nothing)
+        self.load({**joint, "fleet": {**joint["fleet"], "gradients": known}}, nothing)
         self.recorder.join(rows)
         self.rows_of = [list(part["metrics"]) for part in saved]

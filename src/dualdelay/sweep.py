@@ -6,7 +6,7 @@ import inspect
 import itertools
 import time as clock
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,10 @@ import numpy as np
 import torch
 
 from .core import Problem
-from .devices import using_precision
+from .devices import require_device, using_precision
+from .draws import Draws
 from .errors import BadInput, RunFailed, nearest
+from .evaluation import NAMES
 from .fleet import using_threads
 from .gradients import Round
 from .grid import Point
@@ -73,7 +75,7 @@ class Sweep(Table):
 
 def label_of(names: Mapping[str, Any]) -> str:
     """A run's names in one text, but for the seed."""
-    return ", ".join(str(value) for name, value in names.items() if name != "seed")
+    return ", ".join(str(names[name]) for name in ("algorithm", "problem", "speeds") if name in names)
 
 
 def sweep(
@@ -121,8 +123,18 @@ def computed(
     for name in options:
         if name not in known:
             raise BadInput(f"the runs have no option {name!r}; {nearest(name, known)}")
-    tell = report or (lambda share, text: None)
     device, batch = options.get("device"), options.get("batch")
+    require_device(device or "cpu", options.get("precision", "float32"))
+    _require_sound(points, options)
+    total, most = len(points), 0.0
+
+    def tell(share: float, text: str) -> None:
+        nonlocal most
+        most = max(most, share)  # a run that must be done again is no step back
+        if report is not None:
+            report(most, text)
+
+    tell(0.0, "begin")
     side_by_side = bool(batch) or (batch is None and device is not None and torch.device(device).type == "cuda")
     runs: dict[int, Run] = {}
     if side_by_side and not any(options.get(name) for name in _ALONE):
@@ -130,7 +142,7 @@ def computed(
     failed: dict[int, str] = {}
     for k, point in enumerate(points):
         if k not in runs:
-            tell(k / len(points), f"run {k + 1} of {len(points)}")
+            tell((len(runs) + len(failed)) / total, f"run {k + 1} of {total}")
             what = {**options, "seed": point.seed, "folder": point.path, "go_on": True, "cores": cores}
             try:
                 with nullcontext({}) if shown is None else shown(point) as more:
@@ -138,7 +150,16 @@ def computed(
             except RunFailed as error:
                 failed[k] = str(error)
     tell(1.0, "done")
-    return Sweep(points, [runs.get(k) for k in range(len(points))], failed)
+    return Sweep(points, [runs.get(k) for k in range(total)], failed)
+
+
+def _require_sound(points: Sequence[Point], options: Mapping[str, Any]) -> None:
+    """Refuse what cannot run before anything is computed."""
+    for point in points:
+        point.algorithm.init(torch.empty(1), point.problem.workers, Draws(point.seed, "server"))
+    stop = options.get("stop")
+    if stop is not None:
+        stop(Table({name: np.zeros(1) for name in (*NAMES, *(options.get("metrics") or ()))}))
 
 
 def _side_by_side(
@@ -150,19 +171,26 @@ def _side_by_side(
     runs: dict[int, Run] = {}
     chosen = {name: value for name, value in options.items() if name not in _ALONE}
     for k, point in enumerate(points):
-        if point.path is not None and (point.path / "result.json").exists():
-            continue  # it has ended: reading it is all there is to do
-        try:
-            plan = Plan(
-                point.algorithm, placed.get(id(point.problem), point.problem), point.speeds, seed=point.seed, **chosen
-            )
-        except TypeError as error:
-            raise BadInput(f"the runs cannot be told that: {error}.") from None
+        problem = placed.get(id(point.problem), point.problem)  # on its device once, however many runs it has
+        plan = Plan(point.algorithm, problem, point.speeds, seed=point.seed, **chosen)
         placed[id(point.problem)] = plan.problem
         replicas[k] = Replica(plan, point.path)
-    groups = grouped(replicas)
-    for number, part in enumerate(parts := portions(groups, replicas, memory)):
-        _compute([[replicas[k] for k in group] for group in part], number, len(parts), tell)
+    fingerprints: dict[int, str] = {}  # by problem, since they take long for much data
+    for replica in replicas.values():
+        problem = replica.plan.problem
+        if replica.path is not None and id(problem) not in fingerprints:
+            fingerprints[id(problem)] = problem.fingerprint()
+        replica.prepare(fingerprints.get(id(problem), ""), len(replicas))
+    groups = grouped({k: replica for k, replica in replicas.items() if not replica.ended})  # those are only to be read
+    parts = portions(groups, replicas, memory)
+    for part in parts:
+
+        def report(share: float, part: Sequence[Sequence[int]] = part) -> None:
+            count = sum(len(group) for group in part)
+            text = f"{count} runs side by side" + (f", in {len(parts)} parts" if len(parts) > 1 else "")
+            tell((len(runs) + share * count) / len(points), text)
+
+        _compute([[replicas[k] for k in group] for group in part], report)
         for k in itertools.chain(*part):
             run = replicas.pop(k).run
             if run is not None:
@@ -170,36 +198,37 @@ def _side_by_side(
     return runs
 
 
-def _compute(groups: Sequence[Sequence[Replica]], number: int, count: int, tell: Report) -> None:
+def _compute(groups: Sequence[Sequence[Replica]], tell: Callable[[float], None]) -> None:
     """Bring groups to their ends side by side."""
     config = groups[0][0].plan.config
-    problems: dict[Any, list[Problem]] = {}
+    problems: dict[Hashable, list[Problem]] = {}
     for replica in itertools.chain(*groups):
-        kin = problems.setdefault(replica.plan.problem.kin, [])
+        kin = problems.setdefault(_kind(replica), [])
         if all(replica.plan.problem is not other for other in kin):
             kin.append(replica.plan.problem)
+    told = clock.monotonic()
+
+    def report(share: float) -> None:
+        nonlocal told
+        if clock.monotonic() - told > 0.2:
+            told = clock.monotonic()
+            tell(share)
+
     with using_precision(config["device"], config["precision"]), using_threads(config["threads"]):
-        turns = {kin: Round(some[0].together(some)) for kin, some in problems.items()}
-        made = []
-        for group in groups:
-            kind = group[0].plan.problem.kin
-            which = [next(i for i, p in enumerate(problems[kind]) if p is replica.plan.problem) for replica in group]
-            made.append(Group(group, turns[kind], which, sum(len(others) for others in groups)))
-        told = clock.monotonic()
-
-        def report(share: float) -> None:
-            nonlocal told
-            if clock.monotonic() - told > 0.2:
-                told = clock.monotonic()
-                runs = sum(len(group) for group in groups)
-                tell(
-                    (number + share) / count,
-                    f"{runs} runs side by side" + (f", part {number + 1} of {count}" if count > 1 else ""),
-                )
-
         try:
+            turns = {kind: Round(some[0].together(some)) for kind, some in problems.items()}
+            made = []
+            for group in groups:
+                kin = problems[_kind(group[0])]
+                which = [next(i for i, p in enumerate(kin) if p is replica.plan.problem) for replica in group]
+                made.append(Group(group, turns[_kind(group[0])], which))
             advance_all(made, list(turns.values()), report)
         except BadInput:
             raise
         except Exception as error:  # whoever is to blame says so when the runs are computed one by one
             warnings.warn(f"the runs could not be computed side by side ({error}): now one after the other.", stacklevel=5)
+
+
+def _kind(replica: Replica) -> Hashable:
+    """Equal for runs whose gradients can be taken in one call."""
+    return replica.plan.problem.kin, len(replica.plan.x), replica.plan.x.dtype
