@@ -13,7 +13,7 @@ import dualdelay as dd
 from dualdelay.fleet import using_threads
 from models import Unevaluated, lenet
 
-UPDATES, ROUNDS, WORKERS = 300, 3, 10
+UPDATES, ROUNDS, WORKERS = 200, 5, 10
 
 
 def plain(threads: int, problem: dd.Network, count: int) -> float:

@@ -19,6 +19,9 @@ pytestmark = pytest.mark.usefixtures("ray_here")
 TRIO = [[0.0, 1.0], [6.0, -2.0], [12.0, 4.0]]
 MEAN = torch.tensor([6.0, 1.0], dtype=torch.float64)
 MEMORIES = pytest.mark.parametrize("memory", ["server", "workers"])
+AT_WORKERS = pytest.mark.parametrize(
+    "memory", ["workers"]
+)  # the harder case; test_crew.py has both for every kind of fault
 
 
 def near(run, target, within):
@@ -51,7 +54,7 @@ def test_killed_while_computing_it_is_restarted_and_does_its_job_again(memory, t
     check(run, tmp_path / "run", problem)
 
 
-@MEMORIES
+@AT_WORKERS
 def test_killed_while_idle_it_is_restarted_before_it_is_needed(memory, tmp_path):
     problem, fleet = Real(TRIO, slow={0: 0.0, 1: 0.0, 2: 0.5}), dd.RayFleet()
     killed = []
@@ -69,7 +72,7 @@ def test_killed_while_idle_it_is_restarted_before_it_is_needed(memory, tmp_path)
     check(run, tmp_path / "run", problem)
 
 
-@MEMORIES
+@AT_WORKERS
 def test_killed_while_sending_the_message_counts_once_or_is_sent_again(memory, tmp_path):
     at = {2: 0.0, 4: 0.002, 6: 0.01}  # seconds after the gradient is done
     troubles = tuple(
@@ -86,8 +89,7 @@ def test_killed_while_sending_the_message_counts_once_or_is_sent_again(memory, t
     check(run, tmp_path / "run", problem)
 
 
-@MEMORIES
-@pytest.mark.parametrize("gone", ["leave", "freeze"])
+@pytest.mark.parametrize("memory, gone", [("workers", "leave"), ("server", "leave"), ("workers", "freeze")])
 def test_gone_for_good_it_leaves_or_stays_frozen(memory, gone, tmp_path, caplog):
     problem = Real(TRIO, pause=0.005, troubles=(Trouble("kill", 2, range(3, 10**6)),), noise=0.0)
     fleet = dd.RayFleet(restarts=1, gone=gone)
@@ -138,7 +140,7 @@ def test_workers_join_and_leave_a_running_job(tmp_path):
     check(run, tmp_path / "run", problem)
 
 
-@MEMORIES
+@AT_WORKERS
 def test_an_exception_is_reported_with_its_traceback_retried_and_then_the_worker_leaves(memory, tmp_path, caplog):
     troubles = (Trouble("raise", 0, frozenset({2})), Trouble("raise", 1, range(4, 10**6)))
     problem = Real(TRIO, pause=0.005, troubles=troubles, noise=0.0)
