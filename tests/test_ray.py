@@ -22,7 +22,6 @@ TRIO = [[0.0, 1.0], [6.0, -2.0], [12.0, 4.0]]
         dd.DuDe(lr=0.1, memory="workers", wait_for=2),
         dd.VanillaASGD(lr=0.05),
         dd.SyncSGD(lr=0.3),
-        dd.FedBuff(lr=0.1, buffer=2, wait=True),
     ],
     ids=lambda algorithm: dd.label(algorithm),
 )

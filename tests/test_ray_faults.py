@@ -74,7 +74,7 @@ def test_killed_while_idle_it_is_restarted_before_it_is_needed(memory, tmp_path)
 
 @AT_WORKERS
 def test_killed_while_sending_the_message_counts_once_or_is_sent_again(memory, tmp_path):
-    at = {2: 0.0, 4: 0.002, 6: 0.01}  # seconds after the gradient is done
+    at = {2: 0.0, 5: 0.005}  # seconds after the gradient is done
     troubles = tuple(
         Trouble("kill soon", 1, frozenset({draw}), seconds, str(tmp_path / f"happened-{draw}"))
         for draw, seconds in at.items()
@@ -89,7 +89,7 @@ def test_killed_while_sending_the_message_counts_once_or_is_sent_again(memory, t
     check(run, tmp_path / "run", problem)
 
 
-@pytest.mark.parametrize("memory, gone", [("workers", "leave"), ("server", "leave"), ("workers", "freeze")])
+@pytest.mark.parametrize("memory, gone", [("server", "leave"), ("workers", "freeze")])
 def test_gone_for_good_it_leaves_or_stays_frozen(memory, gone, tmp_path, caplog):
     problem = Real(TRIO, pause=0.005, troubles=(Trouble("kill", 2, range(3, 10**6)),), noise=0.0)
     fleet = dd.RayFleet(restarts=1, gone=gone)

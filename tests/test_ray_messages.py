@@ -34,9 +34,7 @@ class Weather:
 
 
 @pytest.mark.usefixtures("ray_here")
-@pytest.mark.parametrize(
-    "what, memory", [("lost", "workers"), ("lost", "server"), ("repeated", "server"), ("late", "workers")]
-)
+@pytest.mark.parametrize("what, memory", [("lost", "workers"), ("repeated", "server"), ("late", "workers")])
 def test_lost_repeated_and_late_messages_leave_the_result_as_if_nothing_had_happened(what, memory, tmp_path):
     weather = Weather(1, **{what: 0.15})
     problem = Real(TRIO)
