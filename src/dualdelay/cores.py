@@ -13,7 +13,7 @@ from torch import Tensor
 from .core import Problem
 from .gradients import Found, Gradients, Key
 
-_WORTH = 0.5e-3  # seconds: below this a gradient costs less than handing it to another thread gains
+_WORTH = 3e-3  # seconds: shorter gradients are mostly Python, and two threads of that get in each other's way
 
 
 class _Job:
