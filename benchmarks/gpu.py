@@ -67,23 +67,20 @@ def per_gradient(run: Callable[[int], Any], few: int, many: int) -> tuple[float,
 
 
 def sweeping(
-    problems: Sequence[dd.Problem], rates: Sequence[float], workers: int = 10, seeds: Sequence[int] = (0,), **options: Any
+    problems: Sequence[dd.Problem], rates: Sequence[float], workers: int = 10, **options: Any
 ) -> Callable[[int], int]:
-    """A sweep of DuDe over step sizes, splits and seeds, as a function of the updates of each run."""
+    """The gradients of a sweep of DuDe over step sizes and splits, as a function of the updates of each run."""
 
     def run(updates: int) -> int:
-        count = 0
-        for seed in seeds[:1]:
-            made = dd.sweep(
-                {"algorithm": [dd.DuDe(lr=0.01)], "lr": rates, "problem": problems},
-                speeds=dd.TruncatedNormalSpeeds(n=workers, std=1.0, seed=seed),
-                updates=updates,
-                evaluate_every=NEVER,
-                device="cuda",
-                **options,
-            )
-            count += sum(len(r.trace) for r in made.runs if r is not None)
-        return count
+        made = dd.sweep(
+            {"algorithm": [dd.DuDe(lr=0.01)], "lr": rates, "problem": problems},
+            speeds=dd.TruncatedNormalSpeeds(n=workers, std=1.0),
+            updates=updates,
+            evaluate_every=NEVER,
+            device="cuda",
+            **options,
+        )
+        return sum(len(r.trace) for r in made.runs if r is not None)
 
     return run
 

@@ -63,10 +63,10 @@ class Model(IFLModel):
         return batch
 
     def fl_cuda(self):
-        raise NotImplementedError
+        self.module.cuda()
 
     def get_eval_metrics(self, batch):
-        raise NotImplementedError
+        return self.fl_forward(batch)
 
     def get_num_examples(self, batch):
         return len(batch[0])

@@ -11,7 +11,7 @@ from .core import Algorithm, Problem
 from .errors import BadInput
 from .files import save_table
 from .grid import Point
-from .naming import reseeded, slug
+from .naming import reseeded, stem
 from .speeds import SpeedModel
 from .sweep import Sweep, computed
 
@@ -40,7 +40,7 @@ def compare(
     for seed in [options.pop("seed", 0)] if seeds is None else seeds:
         mine, pace = (problem, speeds) if seeds is None else (problem.reseeded(seed), reseeded(speeds, seed))
         for name, method in named(algorithms).items():
-            place = None if folder is None else Path(folder) / f"{slug(name)}-seed{seed}"
+            place = None if folder is None else Path(folder) / stem(name, seed)
             points.append(Point({"algorithm": name, "seed": seed}, method, mine, pace, seed, place))
     table = computed(points, device=device, cores=cores, precision=precision, **options)
     if folder is not None:

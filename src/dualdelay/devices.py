@@ -30,6 +30,11 @@ def require_device(device: str, precision: str) -> None:
         raise BadInput("precision 'tf32' is a mode of GPUs; on the processor use 'float32' or 'bfloat16'.")
 
 
+def batches(device: str, batch: bool | None) -> bool:
+    """Whether many gradients are taken in one call: where it was not said, on a GPU."""
+    return torch.device(device).type == "cuda" if batch is None else batch
+
+
 @contextmanager
 def using_precision(device: str, precision: str) -> Iterator[None]:
     """Torch computes on a GPU as precisely as said, and the same each time; on the processor it does anyway.

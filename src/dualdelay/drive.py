@@ -21,6 +21,7 @@ from .state import AggregateState, State
 from .trace import Table
 
 Watch = Callable[[State, Arrival], None]
+Rows = list[dict[str, float]]
 
 
 class Interrupted(KeyboardInterrupt):
@@ -139,8 +140,7 @@ def drive(
         now = limit if ended == "time" else max([loop.now, *(row["time"] for row in loop.rows[-1:])])
         run = ended_run(loop, _with_end(loop, now), now, ended, None if folder is None else folder.path, notes)
         if folder is not None:
-            result = {**plain(run.summary()), "moment": loop.moment, "config": config_digest(config)}
-            folder.finish(run.trace, run.metrics, run.state_dict(), result)
+            finish(folder, run, loop.moment, config)
         if monitor is not None:
             monitor.tell(loop)
         if interrupted[0]:
@@ -160,13 +160,21 @@ def _with_end(loop: Loop, now: float) -> Table:
         while loop.fleet.settle():
             loop.measured()
         return loop.table
-    rows, last = loop.rows, loop.rows[-1]
-    if last["version"] == loop.state.version and math.isclose(last["time"], now, rel_tol=1e-12):
-        loop.rows = [*rows[:-1], {**last, "time": now}]
-    else:
-        loop.rows = [*rows, loop.evaluate(now)]
-    table, loop.rows = loop.table, rows
-    return table
+    rows = ending(loop.rows, loop.state.version, now, loop.evaluate)
+    return Table.of(rows, rows[0])
+
+
+def ending(rows: Rows, version: int, now: float, evaluate: Callable[[float], dict[str, float]]) -> Rows:
+    """The rows of a run that has ended now: the last one is about its end, evaluated if it was not."""
+    if rows and rows[-1]["version"] == version and math.isclose(rows[-1]["time"], now, rel_tol=1e-12):
+        return [*rows[:-1], {**rows[-1], "time": now}]
+    return [*rows, evaluate(now)]
+
+
+def finish(folder: Folder, run: Run, moment: int, config: Mapping[str, Any]) -> None:
+    """Write what a finished run leaves behind."""
+    result = {**plain(run.summary()), "moment": moment, "config": config_digest(config)}
+    folder.finish(run.trace, run.metrics, run.state_dict(), result)
 
 
 def ended_run(loop: Loop, table: Table, now: float, ended: str, path: Path | None, notes: tuple[str, ...] = ()) -> Run:

@@ -11,7 +11,7 @@ from typing import Any
 from .config import label
 from .core import Algorithm, Problem
 from .errors import BadInput, nearest, require_kind
-from .naming import reseeded, slug
+from .naming import reseeded, stem
 from .speeds import SpeedModel
 
 _AXES = ("algorithm", "problem", "speeds", "seed")
@@ -64,12 +64,11 @@ def points(
             pace = paces[j, number] = paces.get((j, number)) or reseeded(pace, number)
         names = {"algorithm": label(method), "seed": number, **{name: at[name][1] for name in settings}}
         names |= {name: texts[name][at[name][0]] for name in texts if len(texts[name]) > 1}
-        parts = [label(method), *(f"{name}{at[name][0]}" for name in texts if len(texts[name]) > 1), f"seed{number}"]
-        stem = "-".join(slug(part) for part in parts)
-        if stem in seen:
+        place = stem(label(method), number, *(f"{name}{at[name][0]}" for name in texts if len(texts[name]) > 1))
+        if place in seen:
             raise BadInput(f"the grid has {names} twice; expected every run only once.")
-        seen.add(stem)
-        yield Point(names, method, mine, pace, number, None if folder is None else folder / stem)
+        seen.add(place)
+        yield Point(names, method, mine, pace, number, None if folder is None else folder / place)
 
 
 def _with_settings(algorithm: Any, settings: Mapping[str, Any]) -> Algorithm[Any]:

@@ -11,16 +11,16 @@ from typing import Any
 import torch
 
 from .clocks import VirtualClock
-from .drive import Interrupted, ctrl_c, fraction
+from .drive import Interrupted, ctrl_c, ending, finish, fraction
 from .errors import BadInput, RunFailed
 from .evaluation import Schedule
 from .files import pack
-from .folder import Folder, config_digest, digest_of
+from .folder import Folder, digest_of
 from .gradients import Batch, Round
 from .local_fleet import LocalFleet
 from .plan import Plan
 from .replicas import Apart, Replicas
-from .result import Run, plain
+from .result import Run
 from .setup import require_same, versions
 from .trace import Table
 
@@ -183,19 +183,14 @@ class Group:
     def _finish(self, k: int, ended: str, now: float) -> None:
         """A run is at its end: write down what is left to write, and look at it no more."""
         loop, replica = self._loop, self.replicas[k]
-        rows = loop.rows_of[k]
-        if rows and rows[-1]["version"] == loop.state.version and math.isclose(rows[-1]["time"], now, rel_tol=1e-12):
-            rows = [*rows[:-1], {**rows[-1], "time": now}]
-        else:
-            rows = [*rows, loop.row(k, now)]
+        rows = ending(loop.rows_of[k], loop.state.version, now, lambda time: loop.row(k, time))
         state, error = loop.state_of(k)
         plan, table = replica.plan, Table.of(rows, rows[0])
         run = Run(plan.algorithm, plan.problem, state, loop.trace_of(k), table, now, ended, error, replica.path)
         if replica.folder is not None:
             if loop.moment != self._saved[1]:  # it stops between two checkpoints
                 replica.folder.save(loop.save_of(k), loop.recorder.of(k, self._saved[0]), plan.keep)
-            result = {**plain(run.summary()), "moment": loop.moment, "config": config_digest(replica.config)}
-            replica.folder.finish(run.trace, run.metrics, run.state_dict(), result)
+            finish(replica.folder, run, loop.moment, replica.config)
         replica.run = run
         loop.going.discard(k)
 

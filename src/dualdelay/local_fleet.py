@@ -105,13 +105,13 @@ class LocalFleet(Fleet):
         return x
 
     def _begin(self, worker: int, draw: int, model: Model, *, sent: bool) -> None:
-        size = model.x.shape[-1] * model.x.element_size()
+        size = _bytes(model.x)
         down = size if sent else 0  # for one more draw the model is there already
         self.clock.begin(worker, draw, self._problem.batches(worker), down, size)
         self._gradients.begin(worker, draw, model.x)
 
     def _begin_first(self, worker: int, draw: int, model: Model) -> None:
-        self.clock.retry(worker, draw, self._problem.batches(worker), model.x.shape[-1] * model.x.element_size())
+        self.clock.retry(worker, draw, self._problem.batches(worker), _bytes(model.x))
         self._gradients.begin(worker, draw, model.x)
 
     def cancel(self, worker: int) -> None:
@@ -134,3 +134,8 @@ class LocalFleet(Fleet):
             self.clock.load(saved["clock"])
             in_flight = {(worker, draw): m.x for worker, jobs in self._jobs.items() for draw, m in jobs.items()}
             self._gradients.load(saved["gradients"], in_flight)
+
+
+def _bytes(x: Tensor) -> int:
+    """The size of one run's model, also where replicas share the tensor."""
+    return x.shape[-1] * x.element_size()

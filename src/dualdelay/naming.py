@@ -13,6 +13,11 @@ def slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.=-]+", "-", text).strip("-")
 
 
+def stem(label: str, seed: int, *places: str) -> str:
+    """The name of a run's folder among those of others."""
+    return "-".join([slug(label), *places, f"seed{seed}"])
+
+
 def reseeded(speeds: SpeedModel, seed: int) -> SpeedModel:
     """The speed model with another seed, or with a speed model in it that has, if there is one."""
     if is_dataclass(speeds) and any(field.name == "seed" for field in fields(speeds)):

@@ -14,7 +14,7 @@ from .config import REGISTRIES, alternatives, call, label, parse
 from .core import Algorithm, Problem
 from .errors import BadInput, nearest
 from .grid import Point
-from .naming import reseeded, slug
+from .naming import reseeded, stem
 from .ray_fleet import RayFleet
 from .result import EarlyStop
 from .speeds import Link, SpeedModel
@@ -151,12 +151,11 @@ class Common:
         for seed, (i, problem) in itertools.product(seeds, enumerate(problems)):
             mine = self.built(seed, problem)
             for (j, speeds), method in itertools.product(enumerate(paces), methods):
-                several = ({"problem": problem} if len(problems) > 1 else {}) | (
-                    {"speeds": speeds} if len(paces) > 1 else {}
-                )
-                places = [f"{name}{k}" for name, k in (("problem", i), ("speeds", j)) if name in several]
-                path = folder / "-".join([slug(label(method)), *places, f"seed{seed}"])
-                names = {"algorithm": label(method), "seed": seed, **several}
+                several = [
+                    (n, k, texts) for n, k, texts in (("problem", i, problems), ("speeds", j, paces)) if len(texts) > 1
+                ]
+                names = {"algorithm": label(method), "seed": seed, **{name: texts[k] for name, k, texts in several}}
+                path = folder / stem(label(method), seed, *(f"{name}{k}" for name, k, _ in several))
                 points.append(Point(names, method, mine, self.paced(mine.workers, seed, speeds), seed, path))
         return points
 

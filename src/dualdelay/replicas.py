@@ -130,12 +130,11 @@ class Replicas(Loop):
     ) -> None:
         joint = column(algorithms, x.device)
         super().__init__(joint, problems[0], fleet, x, seed=seed, schedule=schedule, table=table)
-        self._fleet, self._algorithms, self._problems = fleet, algorithms, problems
+        self._fleet, self._problems = fleet, problems
         self._evaluations = [Evaluation(problem, metrics) for problem in problems]
         self.recorder = Records()
         self.rows_of: list[list[dict[str, float]]] = [[] for _ in problems]
         self.going = set(range(len(problems)))  # runs that are still looked at
-        self.spoiled: set[int] = set()  # runs with a gradient that was not finite
 
     def look(self, time: float) -> None:
         self.check()
@@ -156,8 +155,7 @@ class Replicas(Loop):
         if self._fleet.norms:
             finite = torch.isfinite(torch.stack(self._fleet.norms)).all(0).tolist()
             self._fleet.norms.clear()
-            self.spoiled |= {k for k in self.going if not finite[k]}
-            self.going -= self.spoiled
+            self.going = {k for k in self.going if finite[k]}
 
     def table_of(self, k: int) -> Table:
         """Run k's evaluations so far."""

@@ -19,7 +19,7 @@ from .config import describe, rebuild
 from .core import Algorithm, Problem
 from .cores import Cores, cores_worth
 from .crew import Crew
-from .devices import require_device, using_precision
+from .devices import batches, require_device, using_precision
 from .errors import BadInput, require_kind, require_one_of, require_whole
 from .evaluation import Metric, Schedule
 from .files import load_weights
@@ -106,8 +106,7 @@ def placing(problem: Problem, device: str | None, precision: str, batch: bool | 
     """The problem where it is to be computed, and the settings that say so; by default it stays where it is."""
     require_device(device or "cpu", precision)
     device = device or problem.start(0).device.type
-    kind = torch.device(device).type
-    settings = {"device": device, "precision": precision, "batch": kind == "cuda" if batch is None else batch}
+    settings = {"device": device, "precision": precision, "batch": batches(device, batch)}
     return problem.on(device, precision), settings
 
 
@@ -133,20 +132,20 @@ def manned(
 ) -> Iterator[Fleet]:
     """The fleet that a configuration asks for, let go at the end."""
     crew: Fleet
-    if "fleet" in config:
-        crew = Crew(rebuild("fleet", config["fleet"]) if fleet is None else fleet, problem, algorithm.message)
-    else:
-        pace: SpeedModel = rebuild("speeds", config["speeds"], speeds)
-        changes = [Change(*change) for change in config["changes"]]
-        clock = VirtualClock(pace, rebuild("link", config["link"]), changes)
-        with using_precision(config["device"], config["precision"]), using_threads(config["threads"]):
-            gradients = gradients_of(config, problem, cores)
-        crew = LocalFleet(problem, clock, algorithm.message, gradients=gradients)
-    try:
-        with using_precision(config.get("device", "cpu"), config.get("precision", "float32")):
+    with using_precision(config.get("device", "cpu"), config.get("precision", "float32")):
+        if "fleet" in config:
+            crew = Crew(rebuild("fleet", config["fleet"]) if fleet is None else fleet, problem, algorithm.message)
+        else:
+            pace: SpeedModel = rebuild("speeds", config["speeds"], speeds)
+            changes = [Change(*change) for change in config["changes"]]
+            clock = VirtualClock(pace, rebuild("link", config["link"]), changes)
+            with using_threads(config["threads"]):
+                gradients = gradients_of(config, problem, cores)
+            crew = LocalFleet(problem, clock, algorithm.message, gradients=gradients)
+        try:
             yield crew
-    finally:
-        crew.close()
+        finally:
+            crew.close()
 
 
 def make_loop(

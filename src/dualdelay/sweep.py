@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from .core import Problem
-from .devices import require_device, using_precision
+from .devices import batches, require_device, using_precision
 from .draws import Draws
 from .errors import BadInput, RunFailed, nearest
 from .evaluation import NAMES
@@ -135,9 +135,8 @@ def computed(
             report(most, text)
 
     tell(0.0, "begin")
-    side_by_side = bool(batch) or (batch is None and device is not None and torch.device(device).type == "cuda")
     runs: dict[int, Run] = {}
-    if side_by_side and not any(options.get(name) for name in _ALONE):
+    if batches(device or "cpu", batch) and not any(options.get(name) for name in _ALONE):
         runs = _side_by_side(points, options, memory, tell)
     failed: dict[int, str] = {}
     for k, point in enumerate(points):

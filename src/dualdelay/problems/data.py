@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import math
 from collections.abc import Hashable, Iterator, Sequence
@@ -40,7 +39,7 @@ class Shard:
     A ``Subset`` of a ``TensorDataset`` stays what it is: numbers of rows in tensors that other workers share.
     """
 
-    rows: Tensor | None = None  # this worker's rows of the pair; None: all
+    rows: Tensor | None = None  # this worker's rows of the pair, which has others' too; None: all
 
     def __init__(self, data: Any, name: str) -> None:
         if isinstance(data, Subset) and isinstance(data.dataset, TensorDataset) and len(data.dataset.tensors) == 2:
@@ -51,9 +50,9 @@ class Shard:
         if pair and all(isinstance(part, Tensor) for part in pair):
             if len(pair[0]) != len(pair[1]):
                 raise BadInput(f"{name} has {len(pair[0])} inputs and {len(pair[1])} targets; expected as many.")
-            self._pair: tuple[Tensor, Tensor] | None = pair
+            self.pair: tuple[Tensor, Tensor] | None = pair
         elif hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, (tuple, list, Tensor)):
-            self._pair, self._dataset = None, data
+            self.pair, self._dataset = None, data
         else:
             raise BadInput(
                 f"{name} is a {type(data).__name__}; expected a pair of tensors (inputs, targets) or a dataset with "
@@ -65,66 +64,62 @@ class Shard:
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        if self._pair is not None:  # a pickled view would bring along all the data that it is a view of
-            whole = [part.untyped_storage().nbytes() == part.nbytes for part in self._pair]
-            state["_pair"] = tuple(p if w else p.detach().clone() for p, w in zip(self._pair, whole, strict=True))
+        if self.pair is not None:  # a pickled view would bring along all the data that it is a view of
+            whole = [part.untyped_storage().nbytes() == part.nbytes for part in self.pair]
+            state["pair"] = tuple(p if w else p.detach().clone() for p, w in zip(self.pair, whole, strict=True))
             if self.rows is not None:  # and the rows of others stay with them
-                state |= {"_pair": tuple(part[self.rows] for part in self._pair), "rows": None}
+                state |= {"pair": tuple(part[self.rows] for part in self.pair), "rows": None}
         return state
-
-    @property
-    def pair(self) -> tuple[Tensor, Tensor] | None:
-        """The tensors, with other workers' rows if ``rows`` is given; None for a dataset."""
-        return self._pair
 
     @property
     def kind(self) -> Hashable:
         """What samples of one minibatch must have in common: types and shapes; None for a dataset."""
-        return None if self._pair is None else tuple((part.dtype, part.shape[1:]) for part in self._pair)
+        return None if self.pair is None else tuple((part.dtype, part.shape[1:]) for part in self.pair)
 
     def on(self, device: str) -> Shard:
         """The same data on a device; a dataset stays where it is."""
-        if self._pair is None:
+        if self.pair is None:
             return self
-        other = copy.copy(self)
-        other._pair = (moved(self._pair[0], device), moved(self._pair[1], device))
+        other = object.__new__(Shard)  # copy.copy would copy the rows, as for a pickle
+        other.__dict__.update(self.__dict__)
+        other.pair = (moved(self.pair[0], device), moved(self.pair[1], device))
         other.rows = None if self.rows is None else self.rows.to(device)
         return other
 
     def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """These samples as tensors."""
-        if self._pair is not None:
-            if not self._pair[0].is_cpu:
-                rows = rows.to(self._pair[0].device)
+        if self.pair is not None:
+            if not self.pair[0].is_cpu:
+                rows = rows.to(self.pair[0].device)
             if self.rows is not None:
                 rows = self.rows[rows]
-            return self._pair[0].index_select(0, rows), self._pair[1].index_select(0, rows)
+            return self.pair[0].index_select(0, rows), self.pair[1].index_select(0, rows)
         inputs, targets = default_collate([self._dataset[row] for row in rows.tolist()])
         return inputs, targets
 
     def touch(self) -> None:
         """Run the user's own code once, if any is between the data and a minibatch."""
-        if self._pair is None:
+        if self.pair is None:
             self.batch(torch.tensor([0]))
 
     def pieces(self) -> Iterator[tuple[Tensor, Tensor]]:
         """All samples in order, in pieces; on a GPU a piece costs about the same whatever its size."""
-        size = 16_384 if self._pair is not None and not self._pair[0].is_cpu else 1024
+        size = 16_384 if self.pair is not None and not self.pair[0].is_cpu else 1024
         for start in range(0, self.size, size):
             end = min(start + size, self.size)
-            if self._pair is None:
+            if self.pair is None:
                 yield self.batch(torch.arange(start, end))
             elif self.rows is None:
-                yield self._pair[0][start:end], self._pair[1][start:end]
+                yield self.pair[0][start:end], self.pair[1][start:end]
             else:
                 rows = self.rows[start:end]
-                yield self._pair[0].index_select(0, rows), self._pair[1].index_select(0, rows)
+                yield self.pair[0].index_select(0, rows), self.pair[1].index_select(0, rows)
 
     def digest(self, into: Any) -> None:
         """Add the data to a hash; of a dataset its length and three samples."""
         into.update(str(self.size).encode())
         rows = torch.tensor([0, self.size // 2, self.size - 1])
-        for tensor in self.batch(rows if self._pair is None else torch.arange(self.size)):
+        for tensor in self.batch(rows if self.pair is None else torch.arange(self.size)):
             into.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
             into.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 

@@ -98,9 +98,7 @@ class Stacked:
         self._ours = self._device.type == "cuda"
         self._graphs: dict[int, tuple[Any, Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]] = {}
         self._memory: Any = None  # what graphs compute in; they share it, since they run one after the other
-        self.most = _MOST if self._device.type == "cuda" else 1 << 62
-        if self._device.type == "cuda":
-            self.most = min(_MOST, self._fits())
+        self.most = min(_MOST, self._fits()) if self._device.type == "cuda" else 1 << 62
 
     def _compute(self, x: Tensor, names: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients (m, d) and losses (m)."""
