@@ -114,7 +114,7 @@ def test_a_sweep_shows_how_much_is_done():
     with Sharing(after=0.0, lines=0.0) as report:
         sink = io.StringIO()
         report._watcher._console = Console(file=sink, width=200)
-        report(0.0, "begin")
+        report(0.0, "")
         report(0.25, "8 runs side by side")
         report(0.5, "8 runs side by side")
         report(0.75, "run 7 of 8")

@@ -22,7 +22,7 @@ LAYERS = [
     {"staff", "monitor"},
     {"crew"},
     {"files", "config"},
-    {"folder", "result", "optimizer", "grid"},
+    {"folder", "result", "optimizer", "grid", "downloads"},
     {"setup", "drive"},
     {"plan"},
     {"recorded"},
@@ -32,6 +32,7 @@ LAYERS = [
     {"comparison"},
     {"reports", "figures", "progress", "loggers", "options"},
     {"shell"},
+    {"paper"},
     {"cli"},
 ]
 LEVEL = {name: level for level, layer in enumerate(LAYERS) for name in layer}

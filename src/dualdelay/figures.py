@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,97 @@ _MOST = 8  # curves in one panel that can be told apart
 _INSIDE = 5  # labels for which there is room beside the curves
 
 
+@dataclass(frozen=True)
+class Curve:
+    """A line with its band."""
+
+    method: str  # decides the look: "dude", or "dude c=3" for a variant
+    label: str
+    x: Any
+    y: Any
+    low: Any = None
+    high: Any = None
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One picture of a figure of many."""
+
+    title: str
+    xlabel: str
+    ylabel: str
+    curves: Sequence[Curve]
+    log: str = ""  # "x", "y", "xy" or ""
+    mark: bool = False  # whether the points themselves are shown
+
+
+# another kind of line for each method, so that they differ without colours too
+_LINES: dict[str, Any] = {"vanilla": "--", "sync": ":", "fedbuff": "-.", "mifa": (0, (1, 1)), "uniform": (0, (5, 1, 1, 1))}
+_LINES |= {"shuffled": (0, (3, 1, 1, 1, 1, 1)), "siag": (0, (8, 2))}
+_SHADES = ("#0072B2", "#4FA3D9", "#00436B", "#8CC6EC")  # of variants
+
+
+def draw_panels(rows: Sequence[Sequence[Panel]], path: Path, kinds: Sequence[str] = ("png", "pdf")) -> list[Path]:
+    """Panels in rows under one legend, as a file of each kind."""
+    plt = _pyplot()
+    tall, broad = len(rows), len(rows[0])
+    figure, axes = plt.subplots(
+        tall, broad, figsize=(3.5 * broad, 2.7 * tall + 0.7), squeeze=False, layout="constrained", sharey="row"
+    )
+    shown: dict[str, Any] = {}
+    for line, panels in zip(axes, rows, strict=True):
+        for k, (axis, panel) in enumerate(zip(line, panels, strict=True)):
+            variants: dict[str, int] = {}
+            for curve in panel.curves:
+                name = curve.method.partition(" ")[0]
+                again = variants[name] = variants.get(name, -1) + 1
+                colour = _SHADES[again % len(_SHADES)] if again else COLOURS.get(name, _OTHER)
+                look = {"color": colour, "linestyle": _STYLES[again % 4] if again else _LINES.get(name, "-")}
+                wide = 2.2 if curve.method == "dude" else 1.4
+                mark = {"marker": "o", "markersize": 3.5} if panel.mark else {}
+                (drawn,) = axis.plot(curve.x, curve.y, label=curve.label, linewidth=wide, **look, **mark)
+                shown.setdefault(curve.label, drawn)
+                if curve.low is not None:
+                    axis.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.13, linewidth=0)
+            axis.set_title(panel.title, fontsize=10)
+            axis.set_xlabel(panel.xlabel, fontsize=9)
+            axis.set_ylabel(panel.ylabel if k == 0 else "", fontsize=9)
+            axis.tick_params(labelsize=8)
+            if "x" in panel.log:
+                axis.set_xscale("log")
+                points = sorted({float(x) for curve in panel.curves for x in curve.x})
+                axis.set_xticks(points, [f"{x:g}" for x in points])
+                axis.minorticks_off()
+            else:
+                axis.locator_params(axis="x", nbins=5)
+            if "y" in panel.log:
+                axis.set_yscale("log")
+            axis.grid(alpha=0.25)
+            for side in ("top", "right"):
+                axis.spines[side].set_visible(False)
+    columns = min(len(shown), max(2, 2 * broad))
+    figure.legend(shown.values(), shown.keys(), loc="outside upper center", ncols=columns, frameon=False, fontsize=9)
+    made = [_saved(figure, path.with_suffix(f".{kind}"), kind) for kind in kinds]
+    plt.close(figure)
+    return made
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError:
+        raise BadInput("figures need matplotlib, which is not installed: pip install 'dualdelay[plots]'.") from None
+    return plt
+
+
+def _saved(figure: Any, path: Path, kind: str) -> Path:
+    """Write a figure whole, with the same bytes for the same picture."""
+    sink = io.BytesIO()
+    figure.savefig(sink, format=kind, dpi=150, metadata={"Software": None} if kind == "png" else {"CreationDate": None})
+    write(path, sink.getvalue())
+    return path
+
+
 def style(label: str, seen: dict[str, int]) -> dict[str, Any]:
     """A curve's look: the method's colour, and another kind of line for each further variant of it."""
     name = label.partition("[")[0]
@@ -48,11 +141,9 @@ def _best(table: Table) -> list[str]:
 
 def draw(table: Table, path: Path, clock: str = "simulated time") -> Path:
     """The objective and, where there is one, the accuracy against time: the mean over seeds with its range."""
-    try:
-        import matplotlib.pyplot as plt
-        from matplotlib import ticker
-    except ImportError:
-        raise BadInput("figures need matplotlib, which is not installed: pip install 'dualdelay[plots]'.") from None
+    plt = _pyplot()
+    from matplotlib import ticker
+
     columns = [("objective", "objective F (mean over workers)")]
     if any(math.isfinite(value) for value in table.accuracy):
         columns.append(("accuracy", "test accuracy"))
@@ -92,8 +183,5 @@ def draw(table: Table, path: Path, clock: str = "simulated time") -> Path:
     for side in ("top", "right"):
         for axis in axes[0]:
             axis.spines[side].set_visible(False)
-    sink = io.BytesIO()
-    figure.savefig(sink, format="png", dpi=150, metadata={"Software": None})
     plt.close(figure)
-    write(path, sink.getvalue())
-    return path
+    return _saved(figure, path, "png")

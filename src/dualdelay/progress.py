@@ -104,7 +104,7 @@ class Watcher:
         """Show that so much is done."""
         text = f"{100 * share:3.0f}%  {text}"
         if not self._console.is_terminal:
-            self._console.print(f"{self._label}: {text}", highlight=False, markup=False)
+            self._console.print(f"{self._label}: {text}".rstrip(), highlight=False, markup=False, soft_wrap=True)
             return
         if not self._started:
             self._bar.start()
@@ -113,10 +113,10 @@ class Watcher:
 
 
 class Sharing:
-    """A ``report`` function that shows how much of a sweep's runs side by side is done; use it as a context around it."""
+    """A ``report`` function that shows how much of a sweep is done; use it as a context around it."""
 
-    def __init__(self, after: float = 2.0, lines: float = 10.0) -> None:
-        self._watcher, self._course = Watcher("sweep", after=after, lines=lines), _Course(None, 1.0)
+    def __init__(self, label: str = "sweep", after: float = 2.0, lines: float = 10.0) -> None:
+        self._watcher, self._course = Watcher(label, after=after, lines=lines), _Course(None, 1.0)
 
     def __enter__(self) -> Sharing:
         return self
@@ -125,8 +125,8 @@ class Sharing:
         self._watcher.close()
 
     def __call__(self, share: float, text: str) -> None:
-        """Show where the sweep stands; runs one after the other show themselves."""
-        if "side by side" not in text:
+        """Show where the sweep stands; a run by itself, which has no text, shows itself."""
+        if not text:
             self._watcher.close()
         elif self._watcher.due():
             _, left = self._course.at(0, share)

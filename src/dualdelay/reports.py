@@ -77,6 +77,14 @@ def print_run(run: Run, console: Console) -> None:
     console.print(workers)
 
 
+def print_rows(title: str, rows: Sequence[Sequence[str]], console: Console) -> None:
+    """A table of texts, a line of headings first."""
+    grid = _grid(title, *rows[0])
+    for row in rows[1:]:
+        grid.add_row(*row)
+    console.print(grid)
+
+
 def print_comparison(ended: Sequence[Ended], console: Console) -> None:
     """One line for each method: means over the seeds, with the standard deviation where there are several."""
     times = sorted({run.time for _, _, run in ended})

@@ -100,8 +100,9 @@ def sweep(
     the gradients of all are taken in as few calls as possible; their results are those of single runs to rounding, in
     exactly the same order of arrivals. Elsewhere they are computed one after the other. With a ``folder`` each run has one
     of its own in it, and what is there already is not computed again. What needs more than ``memory`` bytes, by default
-    half of what is free, runs in parts. ``report`` is told the share that is done and what is going on; ``options`` are
-    those of ``simulate``. A run that fails is left out of the table and stands in its ``failed``.
+    half of what is free, runs in parts. ``report`` is told the share that is done and what is going on, or nothing while a
+    run is computed by itself; ``options`` are those of ``simulate``. A run that fails is left out of the table and stands
+    in its ``failed``.
     """
     points = list(grid_points(grid, problem, speeds, None if folder is None else Path(folder), options.pop("seed", 0)))
     return computed(
@@ -134,21 +135,21 @@ def computed(
         if report is not None:
             report(most, text)
 
-    tell(0.0, "begin")
+    tell(0.0, "")
     runs: dict[int, Run] = {}
     if batches(device or "cpu", batch) and not any(options.get(name) for name in _ALONE):
         runs = _side_by_side(points, options, memory, tell)
     failed: dict[int, str] = {}
     for k, point in enumerate(points):
         if k not in runs:
-            tell((len(runs) + len(failed)) / total, f"run {k + 1} of {total}")
+            tell((len(runs) + len(failed)) / total, "")
             what = {**options, "seed": point.seed, "folder": point.path, "go_on": True, "cores": cores}
             try:
                 with nullcontext({}) if shown is None else shown(point) as more:
                     runs[k] = simulate(point.algorithm, point.problem, point.speeds, **what, **more)
             except RunFailed as error:
                 failed[k] = str(error)
-    tell(1.0, "done")
+    tell(1.0, "")
     return Sweep(points, [runs.get(k) for k in range(total)], failed)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .batchnorm import without_batchnorm
+from .cifar10 import Cifar10
 from .digits import Digits
 from .local_steps import LocalSteps
 from .logistic import Logistic
@@ -15,7 +16,8 @@ PROBLEMS: dict[str, Any] = {
     "quadratic": Quadratic,
     "logistic": Logistic,
     "digits": Digits,
+    "cifar10": Cifar10,
     "local_steps": LocalSteps,
 }
 
-__all__ = ["PROBLEMS", "Digits", "LocalSteps", "Logistic", "Network", "Quadratic", "without_batchnorm"]
+__all__ = ["PROBLEMS", "Cifar10", "Digits", "LocalSteps", "Logistic", "Network", "Quadratic", "without_batchnorm"]

@@ -27,12 +27,7 @@ def dirichlet(
     labels = np.asarray(labels)
     smallest = []
     for attempt in range(_TRIES if empty == "resample" else 1):
-        rng = Draws(seed, "split").generator(attempt)
-        owner = np.empty(len(labels), dtype=np.int64)
-        for label in np.unique(labels):
-            members = np.flatnonzero(labels == label)
-            owner[members] = rng.choice(workers, size=len(members), p=rng.dirichlet(np.full(workers, alpha)))
-        split = [np.flatnonzero(owner == worker) for worker in range(workers)]
+        split = deal(labels, workers, alpha, seed, attempt)
         smallest.append(min(map(len, split)))
         if empty == "drop":
             return [rows for rows in split if len(rows)]
@@ -48,6 +43,16 @@ def dirichlet(
         f"in {_TRIES} splits of {len(labels)} samples with alpha {alpha} and {workers} workers the smallest worker had "
         f"{max(smallest)} samples at best; expected {minimum}. Use a larger alpha, fewer workers or a smaller minimum."
     )
+
+
+def deal(labels: Any, workers: int, alpha: float, seed: int, attempt: int = 0) -> list[Integers]:
+    """One draw of the paper's rule, whatever comes of it."""
+    rng = Draws(seed, "split").generator(attempt)
+    owner = np.empty(len(labels), dtype=np.int64)
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        owner[members] = rng.choice(workers, size=len(members), p=rng.dirichlet(np.full(workers, alpha)))
+    return [np.flatnonzero(owner == worker) for worker in range(workers)]
 
 
 def iid(labels: Any, workers: int, seed: int = 0) -> list[Integers]:

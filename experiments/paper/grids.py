@@ -1,0 +1,32 @@
+"""The runs whose results are committed here: the paper's grid and more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dualdelay.paper.experiment import FIGURES, Experiment
+
+STEPS = (0.001, 0.005, 0.01, 0.02, 0.05)  # the paper's three, and two beyond its edge
+WAIT_FOR = (1, 2, 3, 5)
+
+
+def _wide(name: str, std: float, seeds: int) -> Experiment:
+    return replace(FIGURES[name], steps=STEPS, wait_for=WAIT_FOR, stds=(std,), seeds=tuple(range(seeds)))
+
+
+def _edge(std: float, *methods: str, wait_for: int = 1) -> Experiment:
+    """A larger step still, on the most unlike workers; of these runs only the end is measured."""
+    shared = replace(FIGURES["figure1"], alphas=(0.1,), stds=(std,), steps=(0.1,), evaluations=1)
+    return replace(shared, methods=methods, wait_for=(wait_for,))
+
+
+GRIDS = {
+    "figure1": [_wide("figure1", 1.0, 5), _wide("figure1", 5.0, 6)],  # with std = 5 three seeds cannot tell
+    "figure2": [_wide("figure2", 1.0, 3), _wide("figure2", 5.0, 3)],
+    "saturation": [FIGURES["saturation"]],
+    "edge": [
+        experiment
+        for std in (1.0, 5.0)
+        for experiment in (_edge(std, "sync", "mifa"), _edge(std, "dude", wait_for=5), _edge(std, "fedbuff"))
+    ],
+}

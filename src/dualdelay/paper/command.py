@@ -1,0 +1,156 @@
+"""dualdelay paper: the paper's experiments with one command."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import tyro
+from rich.console import Console
+
+from ..errors import BadInput
+from ..files import save_table, write
+from ..options import MaybeInt, MaybePath, MaybeText
+from ..progress import Sharing
+from ..reports import print_rows
+from ..shell import finish, make_console
+from . import pictures, tables
+from .cells import compute
+from .experiment import FIGURES, Experiment
+
+_QUICK = {
+    "problem": "cifar10[minimum=1,model=small,samples=10000]",
+    "seeds": (0,),
+    "steps": (0.02, 0.05),
+    "updates": 2000,
+    "evaluations": 8,
+}
+
+
+def paper(
+    figure: Annotated[
+        tyro.conf.Positional[Literal["figure1", "figure2", "saturation"]],
+        tyro.conf.arg(
+            metavar="FIGURE",
+            help="figure1 (10 workers), figure2 (30 workers), or saturation (10 workers, alpha 0.1, five times as long).",
+        ),
+    ],
+    quick: Annotated[
+        bool, tyro.conf.arg(help="A first look in about two minutes: a small network, part of the data, one seed.")
+    ] = False,
+    seeds: Annotated[
+        tuple[int, ...] | None, tyro.conf.arg(help="One run of everything for each seed; the paper has three.")
+    ] = None,
+    steps: Annotated[
+        tuple[float, ...] | None, tyro.conf.arg(help="The step sizes tried; for each method and panel the best is shown.")
+    ] = None,
+    wait_for: Annotated[
+        tuple[int, ...] | None, tyro.conf.arg(help="How many workers DuDe waits for, such as 1 2 3 5; the paper has 1.")
+    ] = None,
+    stds: Annotated[
+        tuple[float, ...] | None, tyro.conf.arg(help="How unlike the speeds are; the paper has 1 and 5.")
+    ] = None,
+    methods: Annotated[tuple[str, ...] | None, tyro.conf.arg(help="Only these, such as dude vanilla sync.")] = None,
+    updates: MaybeInt = None,
+    evaluations: MaybeInt = None,
+    problem: MaybeText = None,
+    loss: Annotated[float, tyro.conf.arg(help="The table says when each method is at this training loss.")] = 1.5,
+    accuracy: Annotated[float, tyro.conf.arg(help="The table says when each method is at this test accuracy.")] = 0.4,
+    folder: MaybePath = None,
+    device: MaybeText = None,
+    precision: Annotated[str, tyro.conf.arg(help="On a GPU: float32, tf32 or bfloat16.")] = "float32",
+    cores: MaybeInt = None,
+    json: Annotated[bool, tyro.conf.arg(help="Print one line of JSON at the end, and the rest to standard error.")] = False,
+) -> None:
+    """Run the paper's experiment on CIFAR-10 and draw its figure; what is computed already is not computed again.
+
+    Every method of the paper's Table 1 with every step size, at equal simulated time. Killed or interrupted, the same
+    command goes on where it was. The data come from: dualdelay data cifar10
+
+    A first look: dualdelay paper figure1 --quick
+
+    The whole on a GPU, with more seeds and steps: dualdelay paper figure1 --device cuda --seeds 0 1 2 3 4 --steps 0.001
+    0.005 0.01 0.02 0.05 --wait-for 1 2 3 5
+    """
+    given: dict[str, Any] = {"seeds": seeds, "steps": steps, "wait_for": wait_for, "stds": stds, "methods": methods}
+    given |= {"updates": updates, "evaluations": evaluations, "problem": problem}
+    start = _QUICK if quick else {}
+    experiment = replace(
+        FIGURES[figure], **{**start, **{name: value for name, value in given.items() if value is not None}}
+    )
+    folder = folder or Path("runs") / f"paper-{figure}{'-quick' if quick else ''}"
+    with Sharing("paper") as report:
+        compute(experiment, folder / "cells", device=device, precision=precision, cores=cores, report=report)
+    found = tables.outcomes(experiment, folder / "cells")
+    written = write_all(experiment, found, folder, figure, loss, accuracy, make_console(json))
+    finish(json, "paper", folder=str(folder), files=[str(path) for path in written])
+
+
+def write_all(
+    experiment: Experiment,
+    found: Sequence[tables.Outcome],
+    folder: Path,
+    name: str,
+    loss: float,
+    accuracy: float,
+    console: Console,
+) -> Sequence[Path]:
+    """Write the figure, the tables and the raw curves of these runs into a folder, and print the main table."""
+    folder.mkdir(parents=True, exist_ok=True)
+    choices = tables.choose(found)
+    rows = tables.summary(choices, loss, accuracy)
+    console.print(f"{name}: at the end, mean ± standard deviation over seeds; times in 1,000 asynchronous updates")
+    for panel in dict.fromkeys(row[0] for row in rows[1:]):
+        print_rows(panel, [row[1:] for row in rows if row is rows[0] or row[0] == panel], console)
+    parts = {
+        "At the end, each method at its best step": rows,
+        "DuDe against the others, seed by seed (above zero DuDe is ahead)": tables.paired(choices),
+        "Training loss F at the end, by step": tables.steps(found),
+    }
+    text = "".join(f"## {part}\n\n{tables.markdown(lines)}\n" for part, lines in parts.items())
+    files = [folder / f"{name}.md", folder / "curves.parquet", folder / "setting.json"]
+    write(files[0], f"# {name}\n\n{_setting(experiment)}\n\n{text}".encode())
+    save_table(files[1], tables.curves(found), {"experiment": jsonlib.loads(_json(experiment))})
+    write(files[2], _json(experiment).encode())
+    try:
+        files += pictures.draw_figure(choices, experiment.updates, experiment.evaluations, folder / name)
+        if len(experiment.steps) > 1:
+            files += pictures.draw_steps(found, folder / "steps")
+    except BadInput as error:  # no matplotlib: the numbers are there all the same
+        console.print(f"no figure: {error}")
+    failed = sum(run.failed is not None for run in found)
+    if failed:
+        console.print(f"{failed} of {len(found)} runs failed or diverged; they count as an infinite loss.")
+    console.print(sentence(choices))
+    for path in files:
+        console.print(f"wrote {path}")
+    return files
+
+
+def sentence(choices: Sequence[tables.Choice]) -> str:
+    """Who has the lowest loss in each panel."""
+    said = []
+    for panel in dict.fromkeys(choice.panel for choice in choices):
+        mean = {c.method: float(np.mean(c.values("objective"))) for c in choices if c.panel == panel}
+        first, second = sorted(mean, key=lambda method: mean[method])[:2] if len(mean) > 1 else [*mean, *mean]
+        said.append(f"{tables.heading(panel)}: {first} {mean[first]:.3f} (then {second} {mean[second]:.3f})")
+    return "Lowest training loss: " + "; ".join(said) + "."
+
+
+def _setting(experiment: Experiment) -> str:
+    e = experiment
+    steps, seeds = (", ".join(f"{value:g}" for value in values) for values in (e.steps, e.seeds))
+    return (
+        f"{e.workers} workers, {e.problem}, seeds {seeds}, steps {steps}. Every run ends at the simulated time in which a "
+        f"fully asynchronous method makes {e.updates:,} updates; times are in thousands of such updates. Of the steps the "
+        "one with the lowest mean training loss at the end is shown; it is on the edge where it is the smallest or largest "
+        "that was tried."
+    )
+
+
+def _json(experiment: Experiment) -> str:
+    return jsonlib.dumps(vars(experiment), indent=1) + "\n"
