@@ -2,8 +2,9 @@
 
 python experiments/paper/on_gpu.py FOLDER PROCESSES SECONDS figure1 figure2 saturation
 
-After SECONDS no further cell is begun. Run it again to go on; then ``dualdelay paper`` draws and tells. It needs torch and
-numpy alone.
+After SECONDS no further cell is begun. Run it again to go on; then report.py draws and tells. It needs torch and numpy
+alone.
+With several processes start NVIDIA's MPS first (nvidia-cuda-mps-control -d), and count on 14 GB of GPU memory for each.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def pending(name: str, folder: Path) -> list[Cell]:
     """The cells of which something is missing."""
     cells = [cell for experiment in GRIDS[name] for cell in experiment.cells()]
     cells.sort(key=lambda cell: cell.seed)  # the first seeds first, in case that time is up before the last
-    return [cell for cell in cells if len(load(cell, folder / name)["runs"]) < len(list(cell.wanted()))]
+    return [cell for cell in cells if len(load(cell, folder / name / "cells")["runs"]) < len(list(cell.wanted()))]
 
 
 def one(name: str, cell: str, folder: Path) -> None:
@@ -39,7 +40,7 @@ def one(name: str, cell: str, folder: Path) -> None:
     for experiment in GRIDS[name]:
         for candidate in experiment.cells():
             if candidate.name == cell:
-                compute(candidate.alone, folder / name, device="cuda", report=report)
+                compute(candidate.alone, folder / name / "cells", device="cuda", report=report)
     print(f"{name} {cell}: {time.perf_counter() - begin:.0f} s", flush=True)
 
 

@@ -59,16 +59,16 @@ class Panel:
 # another kind of line for each method, so that they differ without colours too
 _LINES: dict[str, Any] = {"vanilla": "--", "sync": ":", "fedbuff": "-.", "mifa": (0, (1, 1)), "uniform": (0, (5, 1, 1, 1))}
 _LINES |= {"shuffled": (0, (3, 1, 1, 1, 1, 1)), "siag": (0, (8, 2))}
-_SHADES = ("#0072B2", "#4FA3D9", "#00436B", "#8CC6EC")  # of variants
+_SHADES = ("#332288", "#882255", "#999933")  # of variants of a method
 
 
 def draw_panels(rows: Sequence[Sequence[Panel]], path: Path, kinds: Sequence[str] = ("png", "pdf")) -> list[Path]:
-    """Panels in rows under one legend, as a file of each kind."""
+    """Panels in rows under one legend, as a file of each kind; a row of one quantity has one scale."""
     plt = _pyplot()
     tall, broad = len(rows), len(rows[0])
-    figure, axes = plt.subplots(
-        tall, broad, figsize=(3.5 * broad, 2.7 * tall + 0.7), squeeze=False, layout="constrained", sharey="row"
-    )
+    same = all(panel.ylabel == row[0].ylabel for row in rows for panel in row)
+    size, share = (3.5 * broad, 2.7 * tall + 0.7), "row" if same else False
+    figure, axes = plt.subplots(tall, broad, figsize=size, squeeze=False, layout="constrained", sharey=share)
     shown: dict[str, Any] = {}
     for line, panels in zip(axes, rows, strict=True):
         for k, (axis, panel) in enumerate(zip(line, panels, strict=True)):
@@ -76,7 +76,7 @@ def draw_panels(rows: Sequence[Sequence[Panel]], path: Path, kinds: Sequence[str
             for curve in panel.curves:
                 name = curve.method.partition(" ")[0]
                 again = variants[name] = variants.get(name, -1) + 1
-                colour = _SHADES[again % len(_SHADES)] if again else COLOURS.get(name, _OTHER)
+                colour = _SHADES[(again - 1) % len(_SHADES)] if again else COLOURS.get(name, _OTHER)
                 look = {"color": colour, "linestyle": _STYLES[again % 4] if again else _LINES.get(name, "-")}
                 wide = 2.2 if curve.method == "dude" else 1.4
                 mark = {"marker": "o", "markersize": 3.5} if panel.mark else {}
@@ -86,7 +86,7 @@ def draw_panels(rows: Sequence[Sequence[Panel]], path: Path, kinds: Sequence[str
                     axis.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.13, linewidth=0)
             axis.set_title(panel.title, fontsize=10)
             axis.set_xlabel(panel.xlabel, fontsize=9)
-            axis.set_ylabel(panel.ylabel if k == 0 else "", fontsize=9)
+            axis.set_ylabel("" if k and same else panel.ylabel, fontsize=9)
             axis.tick_params(labelsize=8)
             if "x" in panel.log:
                 axis.set_xscale("log")

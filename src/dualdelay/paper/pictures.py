@@ -22,18 +22,17 @@ def _band(choice: Choice, name: str, updates: int, points: int) -> Curve:
     good = [run for run in choice.runs if run.failed is None]
     values = np.stack([run.at(name, times) for run in good]) if good else np.full((1, len(times)), np.nan)
     mean, far = values.mean(0), values.std(0, ddof=1) if len(good) > 1 else np.zeros(len(times))
-    label = f"{title(choice.method)}"
-    return Curve(choice.method, label, times / 1000, mean, mean - far, mean + far)
+    return Curve(choice.method, title(choice.method), times / 1000, mean, mean - far, mean + far)
 
 
 def draw_figure(choices: Sequence[Choice], updates: int, points: int, path: Path) -> list[Path]:
-    """Loss above accuracy over simulated time, a column for each panel."""
+    """Loss above accuracy over simulated time, a column for each panel; side by side if there is one."""
     panels = sorted({choice.panel for choice in choices})
     rows = []
     for name, said in _COLUMNS:
         bands = {p: [_band(choice, name, updates, points) for choice in choices if choice.panel == p] for p in panels}
         rows.append([Panel(heading(p), _CLOCK, said, bands[p]) for p in panels])
-    return draw_panels(rows, path)
+    return draw_panels(rows if len(panels) > 1 else [[panel for row in rows for panel in row]], path)
 
 
 def draw_steps(found: Sequence[Outcome], path: Path) -> list[Path]:
