@@ -11,7 +11,8 @@ from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
 from dualdelay.fleet import using_threads
-from models import Unevaluated, lenet
+from dualdelay.problems.cifar10 import lenet
+from models import Unevaluated
 
 UPDATES, ROUNDS, WORKERS = 200, 5, 10
 

@@ -16,8 +16,9 @@ from torch.utils.data import Subset, TensorDataset
 
 import dualdelay as dd
 from dualdelay.devices import using_precision
+from dualdelay.problems.cifar10 import lenet
 from dualdelay.problems.splits import split_samples
-from models import Unevaluated, lenet
+from models import Unevaluated
 
 NEVER = 10**9  # evaluation is apart
 

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
-from models import lenet
+from dualdelay.problems.cifar10 import lenet
 
 WORKERS = 10
 

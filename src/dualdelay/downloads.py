@@ -186,7 +186,8 @@ def _place(folder: Path, wanted: Mapping[str, str], path: Path, origin: str, rep
             wrong.append(f"{name} is damaged (md5 {md5_found}, expected {md5})")
         report(f"unpacking {origin}", done / len(wanted))
     if wrong:
-        raise BadInput(f"in {origin}, {'; '.join(wrong)}. The others are in {folder}; get these from another source.")
+        kept = f"The others are in {folder}; get" if len(wrong) < len(wanted) else "Get"
+        raise BadInput(f"in {origin}, {'; '.join(wrong)}. {kept} these from another source.")
     return origin
 
 

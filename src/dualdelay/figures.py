@@ -59,11 +59,11 @@ class Panel:
 # another kind of line for each method, so that they differ without colours too
 _LINES: dict[str, Any] = {"vanilla": "--", "sync": ":", "fedbuff": "-.", "mifa": (0, (1, 1)), "uniform": (0, (5, 1, 1, 1))}
 _LINES |= {"shuffled": (0, (3, 1, 1, 1, 1, 1)), "siag": (0, (8, 2))}
-_SHADES = ("#332288", "#882255", "#999933")  # of variants of a method
+_SHADES = ("#332288", "#882255", "#999933", "#44AA99", "#AA4499", "#661100")  # of variants of a method
 
 
-def draw_panels(rows: Sequence[Sequence[Panel]], path: Path, kinds: Sequence[str] = ("png", "pdf")) -> list[Path]:
-    """Panels in rows under one legend, as a file of each kind; a row of one quantity has one scale."""
+def draw_panels(rows: Sequence[Sequence[Panel]], path: Path) -> list[Path]:
+    """Panels in rows under one legend, as PNG and PDF; a row of one quantity has one scale."""
     plt = _pyplot()
     tall, broad = len(rows), len(rows[0])
     same = all(panel.ylabel == row[0].ylabel for row in rows for panel in row)
@@ -77,7 +77,7 @@ def draw_panels(rows: Sequence[Sequence[Panel]], path: Path, kinds: Sequence[str
                 name = curve.method.partition(" ")[0]
                 again = variants[name] = variants.get(name, -1) + 1
                 colour = _SHADES[(again - 1) % len(_SHADES)] if again else COLOURS.get(name, _OTHER)
-                look = {"color": colour, "linestyle": _STYLES[again % 4] if again else _LINES.get(name, "-")}
+                look = {"color": colour, "linestyle": _STYLES[1 + again % 3] if again else _LINES.get(name, "-")}
                 wide = 2.2 if curve.method == "dude" else 1.4
                 mark = {"marker": "o", "markersize": 3.5} if panel.mark else {}
                 (drawn,) = axis.plot(curve.x, curve.y, label=curve.label, linewidth=wide, **look, **mark)
@@ -102,7 +102,7 @@ def draw_panels(rows: Sequence[Sequence[Panel]], path: Path, kinds: Sequence[str
                 axis.spines[side].set_visible(False)
     columns = min(len(shown), max(2, 2 * broad))
     figure.legend(shown.values(), shown.keys(), loc="outside upper center", ncols=columns, frameon=False, fontsize=9)
-    made = [_saved(figure, path.with_suffix(f".{kind}"), kind) for kind in kinds]
+    made = [_saved(figure, path.with_suffix(f".{kind}"), kind) for kind in ("png", "pdf")]
     plt.close(figure)
     return made
 

@@ -32,6 +32,14 @@ def write(path: Path, data: bytes) -> None:
         ) from error
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder and those it is in, unless they are there."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"the folder {path} cannot be made ({error.strerror}); choose another.") from None
+
+
 def pack(value: Any, tensors: dict[int, tuple[str, Tensor]]) -> Any:
     """Plain values for JSON; tensors are collected under names by their identity, so that one is saved once."""
     if isinstance(value, Tensor):

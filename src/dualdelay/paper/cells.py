@@ -11,7 +11,7 @@ from typing import Any
 
 from ..core import Problem
 from ..errors import BadInput, RunFailed
-from ..files import write
+from ..files import make_folder, write
 from ..grid import Point
 from ..result import Run
 from ..setup import versions
@@ -19,7 +19,7 @@ from ..sweep import computed
 from .experiment import Cell, Experiment, classes, draws
 
 Report = Callable[[float, str], None]
-_CURVES = ("time", "version", "objective", "pooled_loss", "accuracy")
+CURVES = ("time", "version", "objective", "pooled_loss", "accuracy")
 _DIGITS = 7  # of a number in a file: what float32 has
 
 
@@ -48,15 +48,16 @@ def compute(
         book = books.pop(cell)
         for alpha, problem in problems.items():
             split = {"draws": draws(problem, alpha, cell.seed), "samples": classes(problem)}
-            book["splits"].setdefault(f"{alpha:g}", split)
+            book["splits"].setdefault(f"{alpha:.15g}", split)
         keys = wanted[cell]
         for some in [keys] if together and keys else [[key] for key in keys]:
             place = f"std {cell.std:g}, seed {cell.seed}" + ("" if together else f", {_name(*some[0])}")
             tell = partial(_tell, report, done, len(some), total, place)
             points = [_point(cell, *key, problems[key[0]]) for key in some]
             book["runs"] |= _runs(cell, points, tell, device=device, precision=precision, cores=cores)
-            book["computed"] = {"device": device or "cpu", "precision": precision, **versions()}
-            folder.mkdir(parents=True, exist_ok=True)
+            means = {"device": device or "cpu", "precision": precision, **versions()}
+            book["computed"] += [means] if means not in book["computed"] else []
+            make_folder(folder)
             write(_path(cell, folder), _text(book).encode())
             done += len(some)
 
@@ -69,20 +70,18 @@ def _tell(report: Report | None, done: int, count: int, total: int, place: str, 
 
 def _runs(cell: Cell, points: list[Point], tell: Report, **options: Any) -> dict[str, Any]:
     """The records of these runs by name."""
+    names = [point.names["name"] for point in points]
     try:
         pause = cell.horizon / cell.experiment.evaluations
         made = computed(points, time=cell.horizon, evaluate_seconds=pause, report=tell, **options)
-    except RunFailed as error:
-        if len(points) > 1:
-            raise
-        return {points[0].names["name"]: {"failed": str(error)}}
-    names = [point.names["name"] for point in points]
+    except RunFailed as error:  # none of them came to its end
+        return {name: {"failed": str(error).removeprefix("no run came to its end; the first says: ")} for name in names}
     failed = {names[k]: {"failed": why} for k, why in made.failed.items()}
     return {name: _record(run) for name, run in zip(names, made.runs, strict=True) if run is not None} | failed
 
 
 def _name(alpha: float, method: str, lr: float) -> str:
-    return f"alpha {alpha:g}, {method}, lr {lr:g}"
+    return f"alpha {alpha:.15g}, {method}, lr {lr:.15g}"
 
 
 def _point(cell: Cell, alpha: float, method: str, lr: float, problem: Problem) -> Point:
@@ -99,7 +98,7 @@ def _record(run: Run) -> dict[str, Any]:
     """What is kept of a run."""
     delays = run.delays
     counts = {"updates": run.version, "arrivals": len(run.trace), "rejected": run.rejected}
-    curves = {name: [_number(float(value)) for value in run.metrics[name]] for name in _CURVES}
+    curves = {name: [_number(float(value)) for value in run.metrics[name]] for name in CURVES}
     return {**counts, "tau_max": delays.tau_max, "tau_avg": _number(delays.tau_avg), **curves}
 
 
@@ -119,20 +118,32 @@ def load(cell: Cell, folder: Path) -> dict[str, Any]:
     e, path = cell.experiment, _path(cell, folder)
     about = {"problem": e.problem, "workers": e.workers, "std": cell.std, "seed": cell.seed, "updates": e.updates}
     about |= {"evaluations": e.evaluations}
-    fresh = {"about": about, "horizon": cell.horizon, "speeds": cell.times, "splits": {}, "computed": {}, "runs": {}}
+    fresh = {"about": about, "horizon": cell.horizon, "speeds": cell.times, "splits": {}, "computed": [], "runs": {}}
     try:
         book: dict[str, Any] = json.loads(path.read_bytes())
     except FileNotFoundError:
         return fresh
     except ValueError as error:
         raise BadInput(f"{path} is damaged ({error}); delete it and its runs are computed anew.") from None
-    if not isinstance(book, dict) or set(book) != set(fresh):
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read ({error.strerror}); choose another --folder.") from None
+    if not _ours(book, fresh):
         raise BadInput(f"{path} is no file of the paper's runs; choose another --folder.")
     for name, value in about.items():
         held = book["about"].get(name)
         if held != value:
             raise BadInput(f"{path} holds runs with {name} {held}, but {value} is wanted; choose another --folder.")
     return book
+
+
+def _ours(book: Any, fresh: Mapping[str, Any]) -> bool:
+    """Whether a file has all that one of ours has."""
+    if not isinstance(book, dict) or set(book) != set(fresh):
+        return False
+    if any(type(book[name]) is not type(part) for name, part in fresh.items()):
+        return False
+    runs = book["runs"].values()
+    return all(isinstance(run, dict) and ("failed" in run or run.keys() >= {*CURVES, "updates", "tau_max"}) for run in runs)
 
 
 def records(experiment: Experiment, folder: Path) -> Iterator[tuple[Cell, float, str, float, Mapping[str, Any]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,15 +14,18 @@ import tyro
 from rich.console import Console
 
 from ..errors import BadInput
-from ..files import save_table, write
+from ..files import make_folder, save_table, write
 from ..options import MaybeInt, MaybePath, MaybeText
 from ..progress import Sharing
 from ..reports import print_rows
 from ..shell import finish, make_console
 from . import pictures, tables
 from .cells import compute
-from .experiment import FIGURES, Experiment
+from .experiment import FIGURES, TITLES, Experiment
 
+Wholes = Annotated[tuple[int, ...] | None, tyro.conf.arg(metavar="INT ...")]
+Numbers = Annotated[tuple[float, ...] | None, tyro.conf.arg(metavar="FLOAT ...")]
+Texts = Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="STR ...")]
 _QUICK = {
     "problem": "cifar10[minimum=1,model=small,samples=10000]",
     "seeds": (0,),
@@ -43,27 +47,28 @@ def paper(
         bool, tyro.conf.arg(help="A first look in about two minutes: a small network, part of the data, one seed.")
     ] = False,
     seeds: Annotated[
-        tuple[int, ...] | None, tyro.conf.arg(help="One run of everything for each seed; the paper has three.")
+        Wholes, tyro.conf.arg(help="One run of everything for each; by default 0 1 2, as in the paper.")
     ] = None,
     steps: Annotated[
-        tuple[float, ...] | None, tyro.conf.arg(help="The step sizes tried; for each method and panel the best is shown.")
+        Numbers, tyro.conf.arg(help="Step sizes to choose from for each method and panel; by default 0.001 0.005 0.01.")
     ] = None,
-    wait_for: Annotated[
-        tuple[int, ...] | None, tyro.conf.arg(help="How many workers DuDe waits for, such as 1 2 3 5; the paper has 1.")
+    wait_for: Annotated[Wholes, tyro.conf.arg(help="DuDe also waiting for so many workers; by default 1.")] = None,
+    stds: Annotated[Numbers, tyro.conf.arg(help="How unlike the speeds are; by default 1 5.")] = None,
+    methods: Annotated[Texts, tyro.conf.arg(help=f"Only these of {', '.join(TITLES)}.")] = None,
+    updates: Annotated[
+        MaybeInt, tyro.conf.arg(help="Updates of a fully asynchronous method at the end of all runs.")
     ] = None,
-    stds: Annotated[
-        tuple[float, ...] | None, tyro.conf.arg(help="How unlike the speeds are; the paper has 1 and 5.")
+    evaluations: Annotated[MaybeInt, tyro.conf.arg(help="Points on each curve; by default 25.")] = None,
+    problem: Annotated[
+        MaybeText,
+        tyro.conf.arg(help="Other data or another network, such as digits or 'cifar10[minimum=1,model=wide]'."),
     ] = None,
-    methods: Annotated[tuple[str, ...] | None, tyro.conf.arg(help="Only these, such as dude vanilla sync.")] = None,
-    updates: MaybeInt = None,
-    evaluations: MaybeInt = None,
-    problem: MaybeText = None,
     loss: Annotated[float, tyro.conf.arg(help="The table says when each method is at this training loss.")] = 1.5,
     accuracy: Annotated[float, tyro.conf.arg(help="The table says when each method is at this test accuracy.")] = 0.4,
-    folder: MaybePath = None,
-    device: MaybeText = None,
+    folder: Annotated[MaybePath, tyro.conf.arg(help="Where everything is kept; by default runs/paper-FIGURE.")] = None,
+    device: Annotated[MaybeText, tyro.conf.arg(help="cpu or cuda, where the runs of a seed are computed together.")] = None,
     precision: Annotated[str, tyro.conf.arg(help="On a GPU: float32, tf32 or bfloat16.")] = "float32",
-    cores: MaybeInt = None,
+    cores: Annotated[MaybeInt, tyro.conf.arg(help="Processor cores to use; by default all.")] = None,
     json: Annotated[bool, tyro.conf.arg(help="Print one line of JSON at the end, and the rest to standard error.")] = False,
 ) -> None:
     """Run the paper's experiment on CIFAR-10 and draw its figure; what is computed already is not computed again.
@@ -83,8 +88,11 @@ def paper(
         FIGURES[figure], **{**start, **{name: value for name, value in given.items() if value is not None}}
     )
     folder = folder or Path("runs") / f"paper-{figure}{'-quick' if quick else ''}"
-    with Sharing("paper") as report:
-        compute(experiment, folder / "cells", device=device, precision=precision, cores=cores, report=report)
+    try:
+        with Sharing("paper") as report:
+            compute(experiment, folder / "cells", device=device, precision=precision, cores=cores, report=report)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"the runs that ended are kept in {folder}; go on with the same command") from None
     found = tables.outcomes(experiment, folder / "cells")
     written = write_all(experiment, found, folder, figure, loss, accuracy, make_console(json))
     finish(json, "paper", folder=str(folder), files=[str(path) for path in written])
@@ -100,7 +108,7 @@ def write_all(
     console: Console,
 ) -> Sequence[Path]:
     """Write the figure, the tables and the raw curves of these runs into a folder, and print the main table."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     choices = tables.choose(found)
     rows = tables.summary(choices, loss, accuracy)
     console.print(f"{name}: at the end, mean ± standard deviation over seeds; times in 1,000 asynchronous updates")
@@ -122,7 +130,7 @@ def write_all(
             files += pictures.draw_steps(found, folder / "steps")
     except BadInput as error:  # no matplotlib: the numbers are there all the same
         console.print(f"no figure: {error}")
-    failed = sum(run.failed is not None for run in found)
+    failed = sum(not math.isfinite(run.final("objective")) for run in found)
     if failed:
         console.print(f"{failed} of {len(found)} runs failed or diverged; they count as an infinite loss.")
     console.print(sentence(choices))
@@ -136,8 +144,9 @@ def sentence(choices: Sequence[tables.Choice]) -> str:
     said = []
     for panel in dict.fromkeys(choice.panel for choice in choices):
         mean = {c.method: float(np.mean(c.values("objective"))) for c in choices if c.panel == panel}
-        first, second = sorted(mean, key=lambda method: mean[method])[:2] if len(mean) > 1 else [*mean, *mean]
-        said.append(f"{tables.heading(panel)}: {first} {mean[first]:.3f} (then {second} {mean[second]:.3f})")
+        first, *others = sorted(mean, key=lambda method: mean[method])
+        then = f" (then {others[0]} {mean[others[0]]:.3f})" if others else ""
+        said.append(f"{tables.heading(panel)}: {first} {mean[first]:.3f}{then}")
     return "Lowest training loss: " + "; ".join(said) + "."
 
 

@@ -66,6 +66,9 @@ class Experiment:
                 require_positive(name, value)
         for count in self.wait_for:
             require_whole("wait_for", count, 1, self.workers)
+        for name in ("workers", "alpha", "seed"):
+            if name in call(self.problem)[1]:
+                raise BadInput(f"problem is {self.problem!r}; leave {name} out of it, the experiment sets it for each run.")
         for method in self.methods:
             if method not in TITLES:
                 raise BadInput(f"the paper compares no {method!r}; {nearest(method, TITLES)}")

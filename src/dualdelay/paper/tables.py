@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .cells import records
+from .cells import CURVES, records
 from .experiment import Experiment
 
 Panel = tuple[float, float]  # alpha and std
@@ -32,8 +32,9 @@ class Outcome:
 
     def final(self, name: str) -> float:
         """The last value of a curve; a run that failed or diverged has an infinite loss and no accuracy."""
-        value = float(self.curves[name][-1]) if self.failed is None else math.nan
-        return value if math.isfinite(value) else 0.0 if name == "accuracy" else math.inf
+        if self.failed is not None or not math.isfinite(self.curves["objective"][-1]):
+            return 0.0 if name == "accuracy" else math.inf
+        return float(self.curves[name][-1])
 
     def at(self, name: str, times: Numbers) -> Numbers:
         """A curve at these times: between two evaluations the model of the earlier one stands.
@@ -44,6 +45,8 @@ class Outcome:
 
     def reached(self, name: str, target: float) -> float:
         """When a curve is first at its target; infinite if never."""
+        if self.failed is not None:
+            return math.inf
         values = self.curves[name]
         there = values >= target if name == "accuracy" else values <= target
         return float(self.curves["time"][np.argmax(there)]) if there.any() else math.inf
@@ -57,8 +60,7 @@ def outcomes(experiment: Experiment, folder: Path) -> list[Outcome]:
         if "failed" in record:
             found.append(Outcome(panel, cell.seed, method, lr, 0, 0, {}, record["failed"]))
             continue
-        names = ("time", "version", "objective", "pooled_loss", "accuracy")
-        curves = {name: np.array(record[name], dtype=np.float64) for name in names}
+        curves = {name: np.array(record[name], dtype=np.float64) for name in CURVES}
         curves["time"] = curves["time"] * cell.rate
         found.append(Outcome(panel, cell.seed, method, lr, record["updates"], record["tau_max"], curves))
     return found
@@ -125,20 +127,21 @@ def summary(choices: Sequence[Choice], loss: float, accuracy: float) -> list[lis
     rows[0] += [f"time to {accuracy:g}", "updates", "tau_max"]
     for choice in choices:
         runs = choice.runs
-        good = [run for run in runs if run.failed is None]
+        good = [run for run in runs if run.failed is None] or runs
         step = f"{choice.lr:g}" + (" (edge)" if choice.edge else "")
         cells = [heading(choice.panel), choice.method, step, str(len(runs))]
         cells += [spread(choice.values("objective")), spread(choice.values("accuracy"))]
-        cells += [when(np.array([run.reached("objective", loss) for run in good] or [math.inf]))]
-        cells += [when(np.array([run.reached("accuracy", accuracy) for run in good] or [math.inf]))]
-        tau = f"{np.mean([run.tau_max for run in runs]):,.0f} ({max(run.tau_max for run in runs):,})"
-        rows.append([*cells, f"{np.mean([run.updates for run in runs]):,.0f}", tau])
+        cells += [when(np.array([run.reached("objective", loss) for run in runs]))]
+        cells += [when(np.array([run.reached("accuracy", accuracy) for run in runs]))]
+        tau = f"{np.mean([run.tau_max for run in good]):,.0f} ({max(run.tau_max for run in good):,})"
+        rows.append([*cells, f"{np.mean([run.updates for run in good]):,.0f}", tau])
     return rows
 
 
 def paired(choices: Sequence[Choice], reference: str = "dude") -> list[list[str]]:
     """How far the others are from one method, seed by seed: above zero the method is ahead; a line of headings first."""
-    rows = [["panel", f"{reference} against", "F less its F", "in seeds", "its accuracy less theirs", "in seeds"]]
+    ahead, apart = f"{reference} ahead in", f"accuracy of {reference} less the other's"
+    rows = [["panel", "other", f"F of the other less F of {reference}", ahead, apart, ahead]]
     mine = {choice.panel: choice for choice in choices if choice.method == reference}
     for choice in choices:
         if choice.method == reference or choice.panel not in mine:
@@ -146,8 +149,8 @@ def paired(choices: Sequence[Choice], reference: str = "dude") -> list[list[str]
         cells = [heading(choice.panel), choice.method]
         for name, sign in (("objective", 1.0), ("accuracy", -1.0)):
             with np.errstate(invalid="ignore"):
-                apart = sign * (choice.values(name) - mine[choice.panel].values(name))
-            cells += [spread(apart), f"{int((apart > 0).sum())} of {len(apart)}"]
+                gain = sign * (choice.values(name) - mine[choice.panel].values(name))
+            cells += [spread(gain), f"{int((gain > 0).sum())} of {len(gain)}"]
         rows.append(cells)
     return rows
 
@@ -179,12 +182,14 @@ def curves(found: Sequence[Outcome]) -> dict[str, Numbers]:
     """Every evaluation of every run as columns."""
     good = [run for run in found if run.failed is None]
     sizes = [len(run.curves["time"]) for run in good]
-    names = {
-        "alpha": [run.panel[0] for run in good],
-        "std": [run.panel[1] for run in good],
-        "seed": [run.seed for run in good],
-        "method": [run.method for run in good],
-        "lr": [run.lr for run in good],
+    names: dict[str, tuple[type, list[Any]]] = {
+        "alpha": (float, [run.panel[0] for run in good]),
+        "std": (float, [run.panel[1] for run in good]),
+        "seed": (int, [run.seed for run in good]),
+        "method": (str, [run.method for run in good]),
+        "lr": (float, [run.lr for run in good]),
     }
-    columns = {name: np.repeat(np.array(values), sizes) for name, values in names.items()}
-    return columns | {name: np.concatenate([run.curves[name] for run in good]) for name in good[0].curves}
+    columns: dict[str, Numbers] = {
+        name: np.repeat(np.array(values, dtype=kind), sizes) for name, (kind, values) in names.items()
+    }
+    return columns | {name: np.concatenate([np.empty(0), *(run.curves[name] for run in good)]) for name in CURVES}
