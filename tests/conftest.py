@@ -11,6 +11,13 @@ os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = "(?s).*"  # before Ray is imported: th
 torch.set_num_threads(1)  # the tensors are tiny: a second thread would mostly wait
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that start Ray run one after the other, in one process, while the other process runs the rest."""
+    for item in items:
+        if item.path.stem.startswith(("test_ray", "test_security", "test_readme", "test_examples", "test_cli")):
+            item.add_marker(pytest.mark.xdist_group("ray"))
+
+
 @pytest.fixture
 def ray_here() -> None:
     """One Ray on loopback for all tests that need one; each run still starts processes of its own."""

@@ -318,7 +318,7 @@ def test_runs_that_diverge_are_told_as_such_and_not_chosen_before_one_that_ended
     assert text.count("| 0.05 (edge) | 1 | 2.") == 2, "both are shown at the step that is not too large"
     assert text.count("diverged") == len(re.findall(r"\| (vanilla|mifa) \| 2\.\d+ \| diverged \|", text)) == 2
     written(replace(experiment, steps=(HUGE,)), tmp_path / "cells", tmp_path / "alone")
-    assert (tmp_path / "alone" / "figure1.md").read_text().count("| 1e+30 (edge) | 1 | diverged |") == 2
+    assert (tmp_path / "alone" / "figure1.md").read_text().count("| 1e+30 | 1 | diverged |") == 2
     assert (tmp_path / "alone" / "figure1.png").exists()
 
 
@@ -446,23 +446,26 @@ def legend(figure):
 
 def test_the_figure_has_loss_above_accuracy_for_each_panel_and_every_method(whole, tmp_path, drawn):
     choices = tables.choose(tables.outcomes(TINY, whole))
-    picture, document = pictures.draw_figure(choices, 60, 3, tmp_path / "figure1")
+    picture, document = pictures.draw_figure(choices, 60, 3, tmp_path / "figure1", "what was run")
     (figure,) = drawn
     panels = [f"alpha = {alpha}, std = {std}" for alpha in (0.1, 0.5) for std in (1, 5)]
     assert [axis.get_title() for axis in figure.axes] == 2 * panels
+    assert figure.get_supxlabel() == "what was run"
     assert [axis.get_ylabel() for axis in figure.axes[::4]] == ["training loss F", "test accuracy"]
     assert legend(figure) == ["DuDe-ASGD", "DuDe-ASGD, c = 3", *list(TITLES.values())[1:]] == [*map(title, TINY.makers)]
     for k, axis in enumerate(figure.axes):
         lines = axis.get_lines()
         assert [line.get_label() for line in lines] == legend(figure)
-        assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == len(lines), "they can be told apart"
+        assert len({line.get_color() for line in lines}) == len({line.get_marker() for line in lines}) == len(lines), (
+            "told apart"
+        )
         dude = next(c for c in choices if (c.method, tables.heading(c.panel)) == ("dude", panels[k % 4]))
         values = [run.curves["objective" if k < 4 else "accuracy"] for run in dude.runs]
         assert lines[0].get_xdata() == pytest.approx([0, 0.02, 0.04, 0.06])
         assert lines[0].get_ydata() == pytest.approx(np.mean(values, 0))
     with Image.open(picture) as image:
-        assert image.size == (2100, 915)  # four panels of 3.5 inches, 150 points an inch
-        shown = {colour for count, colour in image.convert("RGB").getcolors(2100 * 915) if count > 20}
+        assert image.size == (2100, 945)  # four panels of 3.5 inches, 150 points an inch
+        shown = {colour for count, colour in image.convert("RGB").getcolors(2100 * 945) if count > 20}
     assert {tuple(bytes.fromhex(COLOURS[method][1:])) for method in TITLES} <= shown
     assert document.read_bytes().startswith(b"%PDF")
 
@@ -470,8 +473,8 @@ def test_the_figure_has_loss_above_accuracy_for_each_panel_and_every_method(whol
 def test_a_seed_that_failed_is_left_out_of_the_mean(tmp_path, drawn):
     choices = [Choice(PANEL, "dude", 0.1, True, [outcome(), failed(1)])]
     choices += [Choice(PANEL, "sync", 0.1, True, [failed(0, "sync"), failed(1, "sync")])]
-    pictures.draw_figure(choices, 6000, 2, tmp_path / "mean")
-    pictures.draw_seeds(choices, lambda seed: "", tmp_path / "seeds")
+    pictures.draw_figure(choices, 6000, 2, tmp_path / "mean", "")
+    pictures.draw_seeds(choices, lambda seed: "", tmp_path / "seeds", "")
     mean, seeds = drawn
     dude, sync = mean.axes[0].get_lines()
     assert dude.get_ydata().tolist() == [3.0, 3.0, 1.0]
@@ -484,11 +487,11 @@ def test_every_seed_and_every_step_has_a_figure(whole, tmp_path, drawn):
     found = tables.outcomes(TINY, whole)
     choices = [choice for choice in tables.choose(found) if choice.panel == (0.1, 5.0)]
     ended = [run for run in found if (run.panel, run.seed, run.method, run.lr) != (PANEL, 1, "sync", 0.2)]
-    made = pictures.draw_seeds(choices, lambda seed: f"number {seed}", tmp_path / "seeds")
-    made += pictures.draw_steps([*ended, failed(1, "sync", 0.2)], tmp_path / "steps")
+    made = pictures.draw_seeds(choices, lambda seed: f"number {seed}", tmp_path / "seeds", "")
+    made += pictures.draw_steps([*ended, failed(1, "sync", 0.2)], tmp_path / "steps", "")
     assert [path.name for path in made if path.exists()] == ["seeds.png", "seeds.pdf", "steps.png", "steps.pdf"]
     seeds, steps = drawn
-    assert [axis.get_title() for axis in seeds.axes] == ["seed 0\nnumber 0", "seed 1\nnumber 1"] * 2
+    assert [axis.get_title() for axis in seeds.axes] == ["seed 0: number 0", "seed 1: number 1"] * 2
     assert legend(seeds) == legend(steps) == [*map(title, TINY.makers)]
     for axis, run, name in zip(seeds.axes, 2 * choices[0].runs, 2 * ["objective"] + 2 * ["accuracy"], strict=True):
         assert axis.get_lines()[0].get_ydata().tolist() == run.curves[name].tolist()
@@ -497,6 +500,13 @@ def test_every_seed_and_every_step_has_a_figure(whole, tmp_path, drawn):
     final = [run.final("objective") for run in found if (run.panel, run.method, run.lr) == (PANEL, "dude", 0.2)]
     assert lines["DuDe-ASGD"][1] == pytest.approx(sum(final) / 2)
     assert np.isnan(lines["synchronous SGD"]).tolist() == [False, True]
+
+
+def test_many_seeds_stand_in_rows_of_three(tmp_path, drawn):
+    choices = [Choice(PANEL, "dude", 0.1, False, [outcome(seed=seed) for seed in range(6)])]
+    pictures.draw_seeds(choices, str, tmp_path / "seeds", "")
+    assert [axis.get_title() for axis in drawn[0].axes] == [f"seed {k}: {k}" for k in (0, 1, 2, 0, 1, 2, 3, 4, 5, 3, 4, 5)]
+    assert [axis.get_ylabel() for axis in drawn[0].axes[::3]] == 2 * ["training loss F", "test accuracy"]
 
 
 # on the shell
@@ -510,7 +520,7 @@ def test_the_command_writes_figure_tables_and_curves_and_ends_with_a_line_of_jso
     setting = json.loads((folder / "setting.json").read_text())
     assert (setting["workers"], setting["alphas"], setting["seeds"], setting["steps"]) == (10, [0.1, 0.5], [0, 1], [0.05])
     text = (folder / "figure1.md").read_text()
-    assert [text.count(f"| {method} | 0.05 (edge) | 2 | ") for method in TITLES] == 7 * [4]
+    assert [text.count(f"| {method} | 0.05 | 2 | ") for method in TITLES] == 7 * [4]
     columns, about = load_table(folder / "curves.parquet")
     assert len(columns["time"]) == 2 * 2 * 2 * 7 * 3  # seeds, stds, alphas, methods and evaluations
     assert about == {"experiment": setting}

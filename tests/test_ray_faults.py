@@ -167,7 +167,7 @@ def test_nonsense_is_rejected_and_counted(tmp_path):
 def test_with_too_few_workers_left_the_run_is_saved_and_stops_and_resumes_with_all(tmp_path):
     once = str(tmp_path / "happened")
     troubles = (Trouble("kill", 0, frozenset({20}), once=once),)
-    problem, folder = Real(TRIO, pause=0.01, troubles=troubles), tmp_path / "run"
+    problem, folder = Real(TRIO, pause=0.03, troubles=troubles), tmp_path / "run"  # time for a process to start
     fleet = dd.RayFleet(restarts=0, minimum=3)
     with pytest.raises(dd.RunFailed, match=r"2 workers are at work, fewer than the minimum of 3; .* worker 0"):
         dd.train(dd.DuDe(lr=0.05, memory="workers"), problem, fleet, updates=400, folder=folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,59 +53,81 @@ class Panel:
     xlabel: str
     ylabel: str
     curves: Sequence[Curve]
-    log: str = ""  # "x", "y", "xy" or ""
-    mark: bool = False  # whether the points themselves are shown
+    steps: bool = False  # whether the horizontal axis is of the points themselves, on a logarithmic scale
 
 
-# another kind of line for each method, so that they differ without colours too
+# another line and another mark for each method, so that they differ without colours too
 _LINES: dict[str, Any] = {"vanilla": "--", "sync": ":", "fedbuff": "-.", "mifa": (0, (1, 1)), "uniform": (0, (5, 1, 1, 1))}
 _LINES |= {"shuffled": (0, (3, 1, 1, 1, 1, 1)), "siag": (0, (8, 2))}
-_SHADES = ("#332288", "#882255", "#999933", "#44AA99", "#AA4499", "#661100")  # of variants of a method
+_MARKS = {
+    "dude": "o",
+    "vanilla": "s",
+    "sync": "X",
+    "fedbuff": "D",
+    "mifa": "P",
+    "uniform": "^",
+    "shuffled": "v",
+    "siag": "*",
+}
+_SHADES = ("#661100", "#44AA99", "#332288", "#882255", "#AA4499", "#999933")  # of variants, by their number
+_OTHER_MARKS = ("h", "d", "<", ">", "8", "p")
+_BANDS = 7  # curves in one panel whose bands can be told apart; of more only the first and vanilla's are shown
 
 
-def draw_panels(rows: Sequence[Sequence[Panel]], path: Path) -> list[Path]:
-    """Panels in rows under one legend, as PNG and PDF; a row of one quantity has one scale."""
+def look(method: str) -> dict[str, Any]:
+    """A method's colour, line and mark, the same in every figure; a variant such as "dude c=3" has its own."""
+    name, _, variant = method.partition(" ")
+    if not variant:
+        main = {"color": COLOURS.get(name, _OTHER), "linestyle": _LINES.get(name, "-"), "marker": _MARKS.get(name, ".")}
+        return {**main, "linewidth": 2.2 if name == "dude" else 1.4}
+    number = int("".join(filter(str.isdigit, variant)) or 0) % len(_SHADES)
+    return {"color": _SHADES[number], "linestyle": "-", "marker": _OTHER_MARKS[number], "linewidth": 1.2}
+
+
+def draw_panels(rows: Sequence[Sequence[Panel]], path: Path, caption: str = "") -> list[Path]:
+    """Panels in rows under one legend and over a caption, as PNG and PDF; a row of one quantity has one scale."""
     plt = _pyplot()
     tall, broad = len(rows), len(rows[0])
     same = all(panel.ylabel == row[0].ylabel for row in rows for panel in row)
-    size, share = (3.5 * broad, 2.7 * tall + 0.7), "row" if same else False
+    size, share = (3.5 * broad, 2.7 * tall + 0.9), "row" if same else False
     figure, axes = plt.subplots(tall, broad, figsize=size, squeeze=False, layout="constrained", sharey=share)
     shown: dict[str, Any] = {}
     for line, panels in zip(axes, rows, strict=True):
         for k, (axis, panel) in enumerate(zip(line, panels, strict=True)):
-            variants: dict[str, int] = {}
-            for curve in panel.curves:
-                name = curve.method.partition(" ")[0]
-                again = variants[name] = variants.get(name, -1) + 1
-                colour = _SHADES[(again - 1) % len(_SHADES)] if again else COLOURS.get(name, _OTHER)
-                look = {"color": colour, "linestyle": _STYLES[1 + again % 3] if again else _LINES.get(name, "-")}
-                wide = 2.2 if curve.method == "dude" else 1.4
-                mark = {"marker": "o", "markersize": 3.5} if panel.mark else {}
-                (drawn,) = axis.plot(curve.x, curve.y, label=curve.label, linewidth=wide, **look, **mark)
-                shown.setdefault(curve.label, drawn)
-                if curve.low is not None:
-                    axis.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.13, linewidth=0)
-            axis.set_title(panel.title, fontsize=10)
-            axis.set_xlabel(panel.xlabel, fontsize=9)
+            shown |= {label: drawn for label, drawn in _fill(axis, panel).items() if label not in shown}
             axis.set_ylabel("" if k and same else panel.ylabel, fontsize=9)
-            axis.tick_params(labelsize=8)
-            if "x" in panel.log:
-                axis.set_xscale("log")
-                points = sorted({float(x) for curve in panel.curves for x in curve.x})
-                axis.set_xticks(points, [f"{x:g}" for x in points])
-                axis.minorticks_off()
-            else:
-                axis.locator_params(axis="x", nbins=5)
-            if "y" in panel.log:
-                axis.set_yscale("log")
-            axis.grid(alpha=0.25)
-            for side in ("top", "right"):
-                axis.spines[side].set_visible(False)
     columns = min(len(shown), max(2, 2 * broad))
     figure.legend(shown.values(), shown.keys(), loc="outside upper center", ncols=columns, frameon=False, fontsize=9)
+    if caption:
+        figure.supxlabel(textwrap.fill(caption, 55 * broad), fontsize=8)
     made = [_saved(figure, path.with_suffix(f".{kind}"), kind) for kind in ("png", "pdf")]
     plt.close(figure)
     return made
+
+
+def _fill(axis: Any, panel: Panel) -> dict[str, Any]:
+    """Draw a panel; its lines by label."""
+    drawn = {}
+    for k, curve in enumerate(panel.curves):
+        style = look(curve.method)
+        every = 1 if panel.steps else (k % 6, 6)
+        (drawn[curve.label],) = axis.plot(curve.x, curve.y, markersize=4, markevery=every, label=curve.label, **style)
+        if curve.low is not None and (len(panel.curves) <= _BANDS or k == 0 or curve.method == "vanilla"):
+            axis.fill_between(curve.x, curve.low, curve.high, color=style["color"], alpha=0.13, linewidth=0)
+    axis.set_title(panel.title, fontsize=10)
+    axis.set_xlabel(panel.xlabel, fontsize=9)
+    axis.tick_params(labelsize=8)
+    if panel.steps:
+        axis.set_xscale("log")
+        points = sorted({float(x) for curve in panel.curves for x in curve.x})
+        axis.set_xticks(points, [f"{x:g}" for x in points])
+        axis.minorticks_off()
+    else:
+        axis.locator_params(axis="x", nbins=5)
+    axis.grid(alpha=0.25)
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+    return drawn
 
 
 def _pyplot() -> Any:

@@ -35,6 +35,13 @@ _QUICK = {
 }
 
 
+_READING = (
+    "Every run ends at the simulated time in which a fully asynchronous method makes {updates:,} updates; times are in "
+    "thousands of such updates. Of the steps the one with the lowest mean training loss at the end is shown; it is on the "
+    "edge where it is the smallest or largest that was tried."
+)
+
+
 def paper(
     figure: Annotated[
         tyro.conf.Positional[Literal["figure1", "figure2", "saturation"]],
@@ -47,28 +54,62 @@ def paper(
         bool, tyro.conf.arg(help="A first look in about two minutes: a small network, part of the data, one seed.")
     ] = False,
     seeds: Annotated[
-        Wholes, tyro.conf.arg(help="One run of everything for each; by default 0 1 2, as in the paper.")
+        Wholes, tyro.conf.arg(help="One run of everything for each.", help_behavior_hint="(default: 0 1 2)")
     ] = None,
     steps: Annotated[
-        Numbers, tyro.conf.arg(help="Step sizes to choose from for each method and panel; by default 0.001 0.005 0.01.")
+        Numbers,
+        tyro.conf.arg(
+            help="Step sizes to choose from for each method and panel.",
+            help_behavior_hint="(default: 0.001 0.005 0.01; saturation 0.01 0.02 0.05)",
+        ),
     ] = None,
-    wait_for: Annotated[Wholes, tyro.conf.arg(help="DuDe also waiting for so many workers; by default 1.")] = None,
-    stds: Annotated[Numbers, tyro.conf.arg(help="How unlike the speeds are; by default 1 5.")] = None,
-    methods: Annotated[Texts, tyro.conf.arg(help=f"Only these of {', '.join(TITLES)}.")] = None,
+    wait_for: Annotated[
+        Wholes,
+        tyro.conf.arg(
+            help="DuDe once for each of these numbers of workers to wait for.",
+            help_behavior_hint="(default: 1; saturation 1 2 3 5)",
+        ),
+    ] = None,
+    alphas: Annotated[
+        Numbers,
+        tyro.conf.arg(
+            help="How unlike the data are; the smaller the more.",
+            help_behavior_hint="(default: 0.1 0.5; figure2 0.05 0.1; saturation 0.1)",
+        ),
+    ] = None,
+    stds: Annotated[
+        Numbers, tyro.conf.arg(help="How unlike the speeds are.", help_behavior_hint="(default: 1 5; saturation 1)")
+    ] = None,
+    methods: Annotated[
+        Texts, tyro.conf.arg(help=f"Only these of {', '.join(TITLES)}.", help_behavior_hint="(default: all)")
+    ] = None,
     updates: Annotated[
-        MaybeInt, tyro.conf.arg(help="Updates of a fully asynchronous method at the end of all runs.")
+        MaybeInt,
+        tyro.conf.arg(
+            help="All runs end at the simulated time in which a fully asynchronous method makes so many updates.",
+            help_behavior_hint="(default: 20000; saturation 100000)",
+        ),
     ] = None,
-    evaluations: Annotated[MaybeInt, tyro.conf.arg(help="Points on each curve; by default 25.")] = None,
+    evaluations: Annotated[
+        MaybeInt, tyro.conf.arg(help="Points on each curve.", help_behavior_hint="(default: 25)")
+    ] = None,
     problem: Annotated[
         MaybeText,
-        tyro.conf.arg(help="Other data or another network, such as digits or 'cifar10[minimum=1,model=wide]'."),
+        tyro.conf.arg(
+            help="Other data or another network, such as digits or 'cifar10[minimum=1,model=wide]'.",
+            help_behavior_hint="(default: cifar10[minimum=1])",
+        ),
     ] = None,
     loss: Annotated[float, tyro.conf.arg(help="The table says when each method is at this training loss.")] = 1.5,
     accuracy: Annotated[float, tyro.conf.arg(help="The table says when each method is at this test accuracy.")] = 0.4,
-    folder: Annotated[MaybePath, tyro.conf.arg(help="Where everything is kept; by default runs/paper-FIGURE.")] = None,
-    device: Annotated[MaybeText, tyro.conf.arg(help="cpu or cuda, where the runs of a seed are computed together.")] = None,
+    folder: Annotated[
+        MaybePath, tyro.conf.arg(help="Where all is kept.", help_behavior_hint="(default: runs/paper-FIGURE)")
+    ] = None,
+    device: Annotated[
+        MaybeText, tyro.conf.arg(help="cuda computes runs side by side.", help_behavior_hint="(default: cpu)")
+    ] = None,
     precision: Annotated[str, tyro.conf.arg(help="On a GPU: float32, tf32 or bfloat16.")] = "float32",
-    cores: Annotated[MaybeInt, tyro.conf.arg(help="Processor cores to use; by default all.")] = None,
+    cores: Annotated[MaybeInt, tyro.conf.arg(help="Processor cores to use.", help_behavior_hint="(default: all)")] = None,
     json: Annotated[bool, tyro.conf.arg(help="Print one line of JSON at the end, and the rest to standard error.")] = False,
 ) -> None:
     """Run the paper's experiment on CIFAR-10 and draw its figure; what is computed already is not computed again.
@@ -81,7 +122,14 @@ def paper(
     The whole on a GPU, with more seeds and steps: dualdelay paper figure1 --device cuda --seeds 0 1 2 3 4 --steps 0.001
     0.005 0.01 0.02 0.05 --wait-for 1 2 3 5
     """
-    given: dict[str, Any] = {"seeds": seeds, "steps": steps, "wait_for": wait_for, "stds": stds, "methods": methods}
+    given: dict[str, Any] = {
+        "seeds": seeds,
+        "steps": steps,
+        "wait_for": wait_for,
+        "stds": stds,
+        "alphas": alphas,
+        "methods": methods,
+    }
     given |= {"updates": updates, "evaluations": evaluations, "problem": problem}
     start = _QUICK if quick else {}
     experiment = replace(
@@ -116,18 +164,21 @@ def write_all(
         print_rows(panel, [row[1:] for row in rows if row is rows[0] or row[0] == panel], console)
     parts = {
         "At the end, each method at its best step": rows,
-        "DuDe against the others, seed by seed (above zero DuDe is ahead)": tables.paired(choices),
+        f"{choices[0].method} against the others, seed by seed (above zero it is ahead)": tables.paired(choices),
         "Training loss F at the end, by step": tables.steps(found),
     }
     text = "".join(f"## {part}\n\n{tables.markdown(lines)}\n" for part, lines in parts.items())
     files = [folder / f"{name}.md", folder / "curves.parquet", folder / "setting.json"]
-    write(files[0], f"# {name}\n\n{_setting(experiment)}\n\n{text}".encode())
+    setting = _setting(experiment, found)
+    write(files[0], f"# {name}\n\n{setting}. {_READING.format(updates=experiment.updates)}\n\n{text}".encode())
     save_table(files[1], tables.curves(found), {"experiment": jsonlib.loads(_json(experiment))})
     write(files[2], _json(experiment).encode())
     try:
-        files += pictures.draw_figure(choices, experiment.updates, experiment.evaluations, folder / name)
+        size, best = (experiment.updates, experiment.evaluations), "each method at the step with the lowest loss at the end"
+        caption = f"{setting}; {best}; mean and standard deviation over seeds"
+        files += pictures.draw_figure(choices, *size, folder / name, caption)
         if len(experiment.steps) > 1:
-            files += pictures.draw_steps(found, folder / "steps")
+            files += pictures.draw_steps(found, folder / "steps", f"{setting}; mean over seeds")
     except BadInput as error:  # no matplotlib: the numbers are there all the same
         console.print(f"no figure: {error}")
     failed = sum(not math.isfinite(run.final("objective")) for run in found)
@@ -150,15 +201,12 @@ def sentence(choices: Sequence[tables.Choice]) -> str:
     return "Lowest training loss: " + "; ".join(said) + "."
 
 
-def _setting(experiment: Experiment) -> str:
-    e = experiment
-    steps, seeds = (", ".join(f"{value:g}" for value in values) for values in (e.steps, e.seeds))
-    return (
-        f"{e.workers} workers, {e.problem}, seeds {seeds}, steps {steps}. Every run ends at the simulated time in which a "
-        f"fully asynchronous method makes {e.updates:,} updates; times are in thousands of such updates. Of the steps the "
-        "one with the lowest mean training loss at the end is shown; it is on the edge where it is the smallest or largest "
-        "that was tried."
-    )
+def _setting(experiment: Experiment, found: Sequence[tables.Outcome]) -> str:
+    """What was run, in a line for a caption."""
+    seeds = {std: sorted({run.seed for run in found if run.panel[1] == std}) for std in experiment.stds}
+    shown = [f"{', '.join(map(str, some))} (std {std:g})" for std, some in seeds.items()]
+    steps = ", ".join(f"{step:g}" for step in experiment.steps)
+    return f"{experiment.workers} workers, {experiment.problem}; seeds {' and '.join(shown)}; steps {steps}"
 
 
 def _json(experiment: Experiment) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -25,20 +24,20 @@ def _band(choice: Choice, name: str, updates: int, points: int) -> Curve:
     return Curve(choice.method, title(choice.method), times / 1000, mean, mean - far, mean + far)
 
 
-def draw_figure(choices: Sequence[Choice], updates: int, points: int, path: Path) -> list[Path]:
+def draw_figure(choices: Sequence[Choice], updates: int, points: int, path: Path, caption: str) -> list[Path]:
     """Loss above accuracy over simulated time, a column for each panel; side by side if there is one."""
     panels = sorted({choice.panel for choice in choices})
     rows = []
     for name, said in _COLUMNS:
         bands = {p: [_band(choice, name, updates, points) for choice in choices if choice.panel == p] for p in panels}
         rows.append([Panel(heading(p), _CLOCK, said, bands[p]) for p in panels])
-    return draw_panels(rows if len(panels) > 1 else [[panel for row in rows for panel in row]], path)
+    return draw_panels(rows if len(panels) > 1 else [[panel for row in rows for panel in row]], path, caption)
 
 
-def draw_steps(found: Sequence[Outcome], path: Path) -> list[Path]:
+def draw_steps(found: Sequence[Outcome], path: Path, caption: str) -> list[Path]:
     """The training loss at the end against the step, for every method and panel."""
     table = by_step(found)
-    rows: list[list[Panel]] = [[]]
+    row = []
     for panel in sorted({run.panel for run in found}):
         lines = []
         for (where, method), tried in table.items():
@@ -46,23 +45,25 @@ def draw_steps(found: Sequence[Outcome], path: Path) -> list[Path]:
                 final = [np.array([run.final("objective") for run in tried[lr]]) for lr in sorted(tried)]
                 mean = [float(values.mean()) if np.isfinite(values).all() else np.nan for values in final]
                 lines.append(Curve(method, title(method), sorted(tried), mean))
-        rows[0].append(Panel(heading(panel), "step size", "training loss F at the end", lines, log="x", mark=True))
-    return draw_panels(rows, path)
+        row.append(Panel(heading(panel), "step size", "training loss F at the end", lines, steps=True))
+    return draw_panels([row], path, caption)
 
 
-def draw_seeds(choices: Sequence[Choice], about: Callable[[int], str], path: Path) -> list[Path]:
+def draw_seeds(choices: Sequence[Choice], about: Callable[[int], str], path: Path, caption: str) -> list[Path]:
     """One panel's loss, and below it its accuracy, with every seed by itself; ``about`` says something of a seed."""
     seeds = [run.seed for run in choices[0].runs]
+    columns = next(count for count in (3, 2, len(seeds)) if len(seeds) % count == 0)
     rows = []
-    for name, said in _COLUMNS:
-        line = []
-        for k, seed in enumerate(seeds):
-            lines = [_alone(choice, choice.runs[k], name) for choice in choices if choice.runs[k].failed is None]
-            line.append(Panel(f"seed {seed}\n{about(seed)}", _CLOCK, said, lines))
-        rows.append(line)
-    return draw_panels(rows, path)
+    for start in range(0, len(seeds), columns):
+        for name, said in _COLUMNS:
+            some = range(start, start + columns)
+            rows.append(
+                [Panel(f"seed {seeds[k]}: {about(seeds[k])}", _CLOCK, said, _alone(choices, k, name)) for k in some]
+            )
+    return draw_panels(rows, path, caption)
 
 
-def _alone(choice: Choice, run: Outcome, name: str) -> Curve:
-    times: Any = run.curves["time"] / 1000
-    return Curve(choice.method, title(choice.method), times, run.curves[name])
+def _alone(choices: Sequence[Choice], k: int, name: str) -> list[Curve]:
+    """The k-th seed's curves."""
+    runs = [(choice.method, choice.runs[k]) for choice in choices if choice.runs[k].failed is None]
+    return [Curve(method, title(method), run.curves["time"] / 1000, run.curves[name]) for method, run in runs]

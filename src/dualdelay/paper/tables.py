@@ -95,7 +95,7 @@ def choose(found: Sequence[Outcome]) -> list[Choice]:
     for (panel, method), steps in by_step(found).items():
         mean = {lr: float(np.mean([run.final("objective") for run in runs])) for lr, runs in steps.items()}
         lr = min(mean, key=lambda lr: mean[lr])
-        choices.append(Choice(panel, method, lr, lr in (min(steps), max(steps)), steps[lr]))
+        choices.append(Choice(panel, method, lr, len(steps) > 1 and lr in (min(steps), max(steps)), steps[lr]))
     order = list(dict.fromkeys(run.method for run in found))
     return sorted(choices, key=lambda choice: (choice.panel, order.index(choice.method)))
 
@@ -138,8 +138,9 @@ def summary(choices: Sequence[Choice], loss: float, accuracy: float) -> list[lis
     return rows
 
 
-def paired(choices: Sequence[Choice], reference: str = "dude") -> list[list[str]]:
-    """How far the others are from one method, seed by seed: above zero the method is ahead; a line of headings first."""
+def paired(choices: Sequence[Choice]) -> list[list[str]]:
+    """How far the others are from the first method, seed by seed: above zero it is ahead; a line of headings first."""
+    reference = choices[0].method
     ahead, apart = f"{reference} ahead in", f"accuracy of {reference} less the other's"
     rows = [["panel", "other", f"F of the other less F of {reference}", ahead, apart, ahead]]
     mine = {choice.panel: choice for choice in choices if choice.method == reference}
