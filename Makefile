@@ -20,7 +20,8 @@ test: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 -m 'not real'
+	$(BIN)/pytest -m real
 
 clean:
 	rm -rf .venv runs

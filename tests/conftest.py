@@ -11,11 +11,14 @@ os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = "(?s).*"  # before Ray is imported: th
 torch.set_num_threads(1)  # the tensors are tiny: a second thread would mostly wait
 
 
+_REAL = ("test_ray", "test_security", "test_readme", "test_examples", "test_cli")  # files whose tests start Ray
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that start Ray run one after the other, in one process, while the other process runs the rest."""
+    """Tests that start Ray run by themselves: two clusters on one machine would find each other."""
     for item in items:
-        if item.path.stem.startswith(("test_ray", "test_security", "test_readme", "test_examples", "test_cli")):
-            item.add_marker(pytest.mark.xdist_group("ray"))
+        if item.path.stem.startswith(_REAL):
+            item.add_marker(pytest.mark.real)
 
 
 @pytest.fixture

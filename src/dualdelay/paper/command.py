@@ -204,7 +204,9 @@ def sentence(choices: Sequence[tables.Choice]) -> str:
 def _setting(experiment: Experiment, found: Sequence[tables.Outcome]) -> str:
     """What was run, in a line for a caption."""
     seeds = {std: sorted({run.seed for run in found if run.panel[1] == std}) for std in experiment.stds}
-    shown = [f"{', '.join(map(str, some))} (std {std:g})" for std, some in seeds.items()]
+    texts = {std: ", ".join(map(str, some)) for std, some in seeds.items()}
+    same = len(set(texts.values())) == 1
+    shown = [*texts.values()][:1] if same else [f"{some} (std {std:g})" for std, some in texts.items()]
     steps = ", ".join(f"{step:g}" for step in experiment.steps)
     return f"{experiment.workers} workers, {experiment.problem}; seeds {' and '.join(shown)}; steps {steps}"
 
