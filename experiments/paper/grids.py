@@ -14,9 +14,9 @@ def _wide(name: str, std: float, seeds: int) -> Experiment:
     return replace(FIGURES[name], steps=STEPS, wait_for=WAIT_FOR, stds=(std,), seeds=tuple(range(seeds)))
 
 
-def _edge(std: float, *methods: str, wait_for: int = 1) -> Experiment:
+def _edge(step: float, *methods: str, wait_for: int = 1) -> Experiment:
     """A larger step still, on the most unlike workers; of these runs only the end is measured."""
-    shared = replace(FIGURES["figure1"], alphas=(0.1,), stds=(std,), steps=(0.1,), evaluations=1)
+    shared = replace(FIGURES["figure1"], alphas=(0.1,), stds=(1.0,), steps=(step,), evaluations=1)
     return replace(shared, methods=methods, wait_for=(wait_for,))
 
 
@@ -31,9 +31,9 @@ GRIDS = {
     "figure2": [_wide("figure2", 1.0, 3), _wide("figure2", 5.0, 3)],
     "saturation": [FIGURES["saturation"]],
     "edge": [
-        experiment
-        for std in (1.0, 5.0)
-        for experiment in (_edge(std, "sync", "mifa"), _edge(std, "dude", wait_for=5), _edge(std, "fedbuff"))
+        *(_edge(0.1, "sync", "mifa"), _edge(0.1, "dude", wait_for=5), _edge(0.1, "fedbuff")),
+        *(_edge(0.1, "dude", wait_for=3), _edge(0.2, "fedbuff"), _edge(0.1, "dude", wait_for=2), _edge(0.1, "shuffled")),
+        *(_edge(0.2, "sync", "mifa"), _edge(0.2, "dude", wait_for=5)),
     ],
     "extreme": [
         *(_extreme(0.01, "dude", "vanilla"), _extreme(0.05, "dude", wait_for=3), _extreme(0.02, "vanilla")),
