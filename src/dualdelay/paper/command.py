@@ -33,8 +33,6 @@ _QUICK = {
     "updates": 2000,
     "evaluations": 8,
 }
-
-
 _READING = (
     "Every run ends at the simulated time in which a fully asynchronous method makes {updates:,} updates; times are in "
     "thousands of such updates. Of the steps the one with the lowest mean training loss at the end is shown; it is on the "
@@ -42,75 +40,49 @@ _READING = (
 )
 
 
+def _help(text: str, default: str = "") -> Any:
+    """A flag's help; what happens without it where that depends on the figure."""
+    return tyro.conf.arg(help=text, help_behavior_hint=f"(default: {default})" if default else None)
+
+
+_FIGURE = tyro.conf.arg(
+    metavar="FIGURE",
+    help="figure1 (10 workers), figure2 (30 workers), or saturation (10 workers, alpha 0.1, five times as long).",
+)
+_SEEDS = _help("One run of everything for each.", "0 1 2")
+_STEPS = _help("Step sizes to choose from for each method and panel.", "0.001 0.005 0.01; saturation 0.01 0.02 0.05")
+_WAIT_FOR = _help("DuDe once for each of these numbers of workers to wait for.", "1; saturation 1 2 3 5")
+_ALPHAS = _help("How unlike the data are; the smaller the more.", "0.1 0.5; figure2 0.05 0.1; saturation 0.1")
+_METHODS = _help(f"Only these of {', '.join(TITLES)}.", "all")
+_UPDATES = _help(
+    "All runs end at the simulated time in which a fully asynchronous method makes so many updates.",
+    "20000; saturation 100000",
+)
+_PROBLEM = _help("Other data or another network, such as digits or 'cifar10[minimum=1,model=wide]'.", "cifar10[minimum=1]")
+_JSON = _help("Print one line of JSON at the end, and the rest to standard error.")
+
+
 def paper(
-    figure: Annotated[
-        tyro.conf.Positional[Literal["figure1", "figure2", "saturation"]],
-        tyro.conf.arg(
-            metavar="FIGURE",
-            help="figure1 (10 workers), figure2 (30 workers), or saturation (10 workers, alpha 0.1, five times as long).",
-        ),
-    ],
+    figure: Annotated[tyro.conf.Positional[Literal["figure1", "figure2", "saturation"]], _FIGURE],
     quick: Annotated[
-        bool, tyro.conf.arg(help="A first look in about two minutes: a small network, part of the data, one seed.")
+        bool, _help("A first look in about two minutes: a small network, part of the data, one seed.")
     ] = False,
-    seeds: Annotated[
-        Wholes, tyro.conf.arg(help="One run of everything for each.", help_behavior_hint="(default: 0 1 2)")
-    ] = None,
-    steps: Annotated[
-        Numbers,
-        tyro.conf.arg(
-            help="Step sizes to choose from for each method and panel.",
-            help_behavior_hint="(default: 0.001 0.005 0.01; saturation 0.01 0.02 0.05)",
-        ),
-    ] = None,
-    wait_for: Annotated[
-        Wholes,
-        tyro.conf.arg(
-            help="DuDe once for each of these numbers of workers to wait for.",
-            help_behavior_hint="(default: 1; saturation 1 2 3 5)",
-        ),
-    ] = None,
-    alphas: Annotated[
-        Numbers,
-        tyro.conf.arg(
-            help="How unlike the data are; the smaller the more.",
-            help_behavior_hint="(default: 0.1 0.5; figure2 0.05 0.1; saturation 0.1)",
-        ),
-    ] = None,
-    stds: Annotated[
-        Numbers, tyro.conf.arg(help="How unlike the speeds are.", help_behavior_hint="(default: 1 5; saturation 1)")
-    ] = None,
-    methods: Annotated[
-        Texts, tyro.conf.arg(help=f"Only these of {', '.join(TITLES)}.", help_behavior_hint="(default: all)")
-    ] = None,
-    updates: Annotated[
-        MaybeInt,
-        tyro.conf.arg(
-            help="All runs end at the simulated time in which a fully asynchronous method makes so many updates.",
-            help_behavior_hint="(default: 20000; saturation 100000)",
-        ),
-    ] = None,
-    evaluations: Annotated[
-        MaybeInt, tyro.conf.arg(help="Points on each curve.", help_behavior_hint="(default: 25)")
-    ] = None,
-    problem: Annotated[
-        MaybeText,
-        tyro.conf.arg(
-            help="Other data or another network, such as digits or 'cifar10[minimum=1,model=wide]'.",
-            help_behavior_hint="(default: cifar10[minimum=1])",
-        ),
-    ] = None,
-    loss: Annotated[float, tyro.conf.arg(help="The table says when each method is at this training loss.")] = 1.5,
-    accuracy: Annotated[float, tyro.conf.arg(help="The table says when each method is at this test accuracy.")] = 0.4,
-    folder: Annotated[
-        MaybePath, tyro.conf.arg(help="Where all is kept.", help_behavior_hint="(default: runs/paper-FIGURE)")
-    ] = None,
-    device: Annotated[
-        MaybeText, tyro.conf.arg(help="cuda computes runs side by side.", help_behavior_hint="(default: cpu)")
-    ] = None,
-    precision: Annotated[str, tyro.conf.arg(help="On a GPU: float32, tf32 or bfloat16.")] = "float32",
-    cores: Annotated[MaybeInt, tyro.conf.arg(help="Processor cores to use.", help_behavior_hint="(default: all)")] = None,
-    json: Annotated[bool, tyro.conf.arg(help="Print one line of JSON at the end, and the rest to standard error.")] = False,
+    seeds: Annotated[Wholes, _SEEDS] = None,
+    steps: Annotated[Numbers, _STEPS] = None,
+    wait_for: Annotated[Wholes, _WAIT_FOR] = None,
+    alphas: Annotated[Numbers, _ALPHAS] = None,
+    stds: Annotated[Numbers, _help("How unlike the speeds are.", "1 5; saturation 1")] = None,
+    methods: Annotated[Texts, _METHODS] = None,
+    updates: Annotated[MaybeInt, _UPDATES] = None,
+    evaluations: Annotated[MaybeInt, _help("Points on each curve.", "25")] = None,
+    problem: Annotated[MaybeText, _PROBLEM] = None,
+    loss: Annotated[float, _help("The table says when each method is at this training loss.")] = 1.5,
+    accuracy: Annotated[float, _help("The table says when each method is at this test accuracy.")] = 0.4,
+    folder: Annotated[MaybePath, _help("Where all is kept.", "runs/paper-FIGURE")] = None,
+    device: Annotated[MaybeText, _help("cuda computes runs side by side.", "cpu")] = None,
+    precision: Annotated[str, _help("On a GPU: float32, tf32 or bfloat16.")] = "float32",
+    cores: Annotated[MaybeInt, _help("Processor cores to use.", "all")] = None,
+    json: Annotated[bool, _JSON] = False,
 ) -> None:
     """Run the paper's experiment on CIFAR-10 and draw its figure; what is computed already is not computed again.
 
