@@ -68,15 +68,20 @@ def cache_folder() -> Path:
     )
 
 
+def damage(data: bytes, md5: str) -> str | None:
+    """What is wrong with a file's content, in a few words; None if its md5 sum is right."""
+    found = hashlib.md5(data, usedforsecurity=False).hexdigest()
+    return None if found == md5 else f"is damaged (md5 {found}, expected {md5})"
+
+
 def fault(path: Path, md5: str) -> str | None:
     """What is wrong with a file, in a few words; None if its md5 sum is right."""
     try:
-        found = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+        return damage(path.read_bytes(), md5)
     except FileNotFoundError:
         return "is missing"
     except OSError as error:
         return f"cannot be read ({error.strerror})"
-    return None if found == md5 else f"is damaged (md5 {found}, expected {md5})"
 
 
 def read(root: Path, files: Mapping[str, str]) -> tuple[TensorDataset, TensorDataset]:
