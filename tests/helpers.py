@@ -40,6 +40,8 @@ def archive(algorithm: dd.Algorithm[Any], problem: dd.Problem, speeds: dd.SpeedM
             models.append(s.x.clone())
 
     run = dd.simulate(algorithm, problem, speeds, watch=[keep], **{"evaluate_every": 10**6, **options})
+    if len(models) == run.version:  # the last update was made by a wake
+        models.append(run.x)
     assert len(models) == run.version + 1
     return run, models
 

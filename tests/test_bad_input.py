@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
 from helpers import Counts
-from own import Holes, Jittered, Killed, kill_at, mlp, shards, three
+from own import Fresh, Holes, Jittered, Killed, kill_at, mlp, shards, three
 from tables import CASES, LR
 
 nan = math.nan
@@ -182,10 +182,10 @@ CALLS: dict[str, tuple[Callable[[], dict[str, Any]], tuple[str, ...]]] = {
     "here twice": (lambda: plain(changes=[dd.join(1, 1.0), dd.join(1, 3.0)]), ("worker 1", "twice", "3.0")),
     "change before the start": (lambda: plain(changes=[dd.leave(0, -1.0)]), ("-1.0", "zero or more")),
     "gone, but it cannot go": (
-        lambda: plain(algorithm=dd.SyncSGD(LR), changes=[dd.leave(0, 5.0)]),
-        ("0", "SyncSGD", "left"),
+        lambda: plain(algorithm=Fresh(LR), changes=[dd.leave(0, 5.0)]),
+        ("0", "Fresh", "left"),
     ),
-    "here, but it cannot come": (lambda: plain(algorithm=dd.SIAG(LR), changes=[dd.join(0, 5.0)]), ("0", "SIAG")),
+    "here, but it cannot come": (lambda: plain(algorithm=Fresh(LR), changes=[dd.join(0, 5.0)]), ("0", "Fresh")),
     "no such metric": (lambda: plain(stop=dd.EarlyStop("loss", target=1.0)), ("'loss'", "objective", "accuracy")),
     "a metric that is never known": (lambda: plain(stop=dd.EarlyStop("accuracy", patience=1)), ("accuracy", "nan")),
     "a state that cannot be saved": (lambda: plain(algorithm=Hoarder(LR)), ("ndarray", "cannot be saved")),

@@ -143,7 +143,7 @@ def test_a_run_leaves_no_threads_however_it_ends(cores: int, tmp_path: Path) -> 
             dd.simulate(dd.DuDe(LR), net(), SPEEDS, updates=50, cores=cores, watch=[raising(error, 7)])
         assert threading.enumerate() == before
     with pytest.raises(dd.BadInput, match="no rule"):
-        dd.simulate(dd.SyncSGD(LR), net(), SPEEDS, updates=5, cores=cores, changes=[dd.leave(1, 1.0)])
+        dd.simulate(Fresh(LR), net(), SPEEDS, updates=5, cores=cores, changes=[dd.leave(1, 1.0)])
     folder = tmp_path / "run"
     with pytest.raises(Killed):
         dd.simulate(dd.DuDe(LR), net(), SPEEDS, updates=20, cores=cores, folder=folder, watch=[kill_at(9)])

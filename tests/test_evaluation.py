@@ -30,7 +30,7 @@ def models(
 
 
 @pytest.mark.parametrize("case", ["q3", "noisy", "local steps"])
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "fedfix"])  # wakes make its versions, unseen here
 def test_every_row_stands_where_it_was_asked_for_and_shows_the_model_of_that_moment(name: str, case: str) -> None:
     run, seen = models({"time": 14.0, "evaluate_every": 3, "evaluate_seconds": 2.0}, ALGORITHMS[name], case)
     by_time = [(2.0 * k, max(v for t, v, _ in seen if t <= 2.0 * k)) for k in range(8)]

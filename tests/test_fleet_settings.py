@@ -8,6 +8,7 @@ import torch
 
 import dualdelay as dd
 from dualdelay.fleet import NOTHING
+from own import Fresh
 
 TRIO = dd.Quadratic([[0.0], [6.0], [12.0]])
 
@@ -48,8 +49,8 @@ def test_a_fleet_that_does_not_fit_its_problem_is_refused(settings, message):
 
 
 def test_a_method_that_would_wait_for_an_absent_worker_is_refused():
-    with pytest.raises(dd.BadInput, match="worker 1 left, and SyncSGD has no rule for that"):
-        dd.train(dd.SyncSGD(lr=0.1), TRIO, dd.RayFleet(absent=[1]), updates=1)
+    with pytest.raises(dd.BadInput, match="worker 1 left, and Fresh has no rule for that"):
+        dd.train(Fresh(lr=0.1), TRIO, dd.RayFleet(absent=[1]), updates=1)
 
 
 def test_weights_that_cannot_travel_are_refused():

@@ -8,6 +8,7 @@ import torch
 
 import dualdelay as dd
 from helpers import archive, same, unlike
+from own import Fresh
 from tables import ALGORITHMS, CASES, LR
 
 SECONDS = (0.83, 1.37, 2.11, 3.01)  # never two at once, so that being late changes nothing but the time
@@ -42,17 +43,24 @@ class Skipping(Faulty):
         return super().gradient(x, worker, draw + (worker == 1 and draw >= self._k))
 
 
+# exact gradients have no draw that could be spoilt; sync by speed measures how long a job takes; rennala drops job 3
+DIFFERENT = ("iag", "sag", "saga", "sync by speed", "rennala")
+
+
 @pytest.mark.parametrize(("spoil", "k"), [*((spoil, 3) for spoil in SPOILS), ("nan", 0)])
-@pytest.mark.parametrize("row", ALGORITHMS)
+@pytest.mark.parametrize("row", [row for row in ALGORITHMS if row not in DIFFERENT])
 def test_what_is_no_gradient_only_makes_its_worker_late(row, spoil, k):
     # I-19: worker 1's job k is thrown away and done again at the same model, so that it took twice its time
-    noise = 0.0 if row in ("uniform", "shuffled") else 0.5  # jobs that wait behind it have got their draws already
+    noise = (
+        0.0 if row in ("uniform", "shuffled", "generalized") else 0.5
+    )  # jobs that wait behind it have got their draws already
     late = dd.RecordedSpeeds([[s] if i != 1 else [s] * k + [2 * s] + [s] * 200 for i, s in enumerate(SECONDS)])
     faulty = Faulty(lambda worker, draw: (worker, draw) == (1, k), spoil, noise)
     run, models = archive(ALGORITHMS[row], faulty, dd.FixedSpeeds(SECONDS), updates=60)
     expected, others = archive(ALGORITHMS[row], Skipping(k, noise), late, updates=60)
     assert same(models, others) and run.trace.time == pytest.approx(expected.trace.time)
-    assert [(e["kind"], e["worker"], e["draw"]) for e in run.trace.events] == [("rejected", 1, k)] and run.rejected == 1
+    events = [(e["kind"], e["worker"], e["draw"]) for e in run.trace.events if e["kind"] != "wake"]
+    assert events == [("rejected", 1, k)] and run.rejected == 1
 
 
 def test_a_rejected_difference_is_not_kept_by_its_worker():
@@ -135,8 +143,7 @@ def test_the_job_of_who_left_never_arrives():
     assert ((dd.delay_grids(run.trace, 3)[0][:, 2] > 0) == (back | (run.trace.time < 5))[2:]).all()
 
 
-@pytest.mark.parametrize("row", [row for row, a in ALGORITHMS.items() if type(a).leave is dd.Algorithm.leave])
-def test_methods_that_would_wait_refuse(row):
+def test_methods_without_a_rule_refuse():
     for change in (dd.leave(1, 3.0), dd.join(1, 3.0)):
-        with pytest.raises(dd.BadInput, match=r"worker 1 (left|joined), and \w+ has no rule for that"):
-            dd.simulate(ALGORITHMS[row], *CASES["q3"], updates=30, changes=[change])
+        with pytest.raises(dd.BadInput, match=r"worker 1 (left|joined), and Fresh has no rule for that"):
+            dd.simulate(Fresh(LR), *CASES["q3"], updates=30, changes=[change])

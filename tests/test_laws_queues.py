@@ -17,6 +17,9 @@ def test_n_jobs_are_in_flight_at_all_times(seconds, algorithm):
     assert all(len(loop.fleet.in_flight) == n for loop in stepping(algorithm, unlike(n), dd.FixedSpeeds(seconds), 80))
 
 
+CANCELLING = ("malenia", "rennala", "ringmaster stops")  # a cancelled job's draw is used up
+
+
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("row", ALGORITHMS)
 def test_a_worker_does_its_jobs_in_order(row, case):
@@ -25,7 +28,7 @@ def test_a_worker_does_its_jobs_in_order(row, case):
     for worker in set(trace.worker):
         mine = trace.worker == worker
         time, seconds, draw, version = (trace[name][mine] for name in ("time", "seconds", "draw", "version"))
-        assert draw.tolist() == list(range(len(draw)))
+        assert draw.tolist() == list(range(len(draw))) if row not in CANCELLING else (draw[1:] > draw[:-1]).all()
         assert (version[1:] >= version[:-1]).all() and (time[1:] - time[:-1] >= seconds[1:] - 1e-9).all()
 
 
@@ -66,7 +69,7 @@ RATES = [  # I-16, seconds 1, 2, 4
 def test_updates_per_second(algorithm, rate, error):
     run = dd.simulate(algorithm, *CASES["q3"], time=4000.0, evaluate_every=10_000)
     assert run.version / run.time == pytest.approx(rate, abs=error)
-    assert not isinstance(algorithm, dd.UniformASGD) or run.version <= 0.75 * run.time
+    assert type(algorithm) is not dd.UniformASGD or run.version <= 0.75 * run.time
 
 
 def test_a_change_of_pace_reaches_a_job_under_way():

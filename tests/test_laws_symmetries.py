@@ -9,7 +9,7 @@ import dualdelay as dd
 from helpers import apart, archive, few, same, unlike
 from tables import ALGORITHMS, CASES
 
-NAMING = {"uniform", "shuffled", "mifa active", "siag"}  # who computes next depends on the workers' numbers
+NAMING = {"uniform", "shuffled", "mifa active", "siag", "generalized", "iag", "sag", "saga"}  # who is next goes by number
 UNEQUAL = [1.0, 2.0, 0.5, 1.0]
 
 SYNCHRONOUS = {  # I-2: all of these are synchronous SGD, whatever the speeds
@@ -77,7 +77,7 @@ def test_a_buffer_of_one_is_vanilla(case):
     assert same(*(models for _, models in runs))
 
 
-@pytest.mark.parametrize("row", ALGORITHMS)
+@pytest.mark.parametrize("row", [row for row in ALGORITHMS if row != "fedfix"])  # whose period is in seconds
 @settings(few, max_examples=4)
 @given(st.lists(st.floats(0.1, 5.0), min_size=4, max_size=4), st.integers(-3, 5))
 def test_time_scales(row, seconds, k):

@@ -367,9 +367,9 @@ def test_a_problem_without_parts_says_so(case: str) -> None:
     x = problem.start(0)
     assert not problem.measures
     with pytest.raises(dd.BadInput, match=r"as a whole.*evaluate"):
-        problem.measure(x, 0)
-    with pytest.raises(dd.BadInput, match=r"as a whole.*evaluate"):
         problem.combine(x, {})
+    with pytest.raises(dd.BadInput, match=r"as a whole.*evaluate"):
+        dd.Problem.measure(problem, x, 0)  # what a problem of one's own has without further ado
 
 
 class Touchy(nn.Module):

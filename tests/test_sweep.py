@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 import dualdelay as dd
-from own import FILES, Cuts, Killed, centers, three
+from own import FILES, Cuts, Fresh, Killed, centers, three
 from tables import ALGORITHMS, CASES, LR
 from test_replicas import Steep, both, digits, four, unlike
 
@@ -164,7 +164,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "more than there are workers": ({"algorithm": [dd.DuDe(LR)], "wait_for": [1, 9]}, {}, "wait_for"),
     "a metric that is none to stop by": ({"algorithm": [dd.DuDe(LR)]}, {"stop": dd.EarlyStop("x", 1.0)}, "metric 'x'"),
     "a metric whose name is taken": ({"algorithm": [dd.DuDe(LR)]}, {"metrics": {"time": len}}, "columns already"),
-    "no rule for who leaves": ({"algorithm": [dd.DuDe(LR), dd.SyncSGD(LR)]}, {"changes": [dd.leave(1, 2.0)]}, "no rule"),
+    "no rule for who leaves": ({"algorithm": [dd.DuDe(LR), Fresh(LR)]}, {"changes": [dd.leave(1, 2.0)]}, "no rule"),
     "speeds for others": ({"algorithm": [dd.DuDe(LR)], "speeds": [pace, dd.FixedSpeeds([1.0])]}, {}, "1 workers"),
 }
 

@@ -3,16 +3,33 @@
 __version__ = "0.1.0"
 
 from .algorithms import (
+    ACED,
     ALGORITHMS,
+    CA2FL,
+    FADAS,
+    IAG,
     MIFA,
+    SAG,
+    SAGA,
     SIAG,
+    DelayAdaptiveASGD,
     DuDe,
+    FedAsync,
     FedBuff,
+    FedFix,
+    GeneralizedASGD,
+    MaleniaSGD,
+    RennalaSGD,
+    RescaledASGD,
+    RingleaderASGD,
+    RingmasterASGD,
     ShuffledASGD,
+    SyncBySpeed,
     SyncSGD,
     UniformASGD,
     VanillaASGD,
 )
+from .availability import SPEEDS, Absence, AwaySpeeds, dropouts, on_off, told
 from .clocks import join, leave
 from .comparison import compare
 from .config import label, parse
@@ -21,55 +38,72 @@ from .delays import Delays, delay_grids
 from .draws import Draws
 from .drive import Interrupted
 from .errors import BadInput, DualDelayError, ReplayMismatch, RunFailed
+from .links import Link
 from .loggers import TensorBoard
-from .problems import PROBLEMS, Cifar10, Digits, LocalSteps, Logistic, Network, Quadratic, without_batchnorm
+from .memory import AggregateState, aggregate
+from .paces import BurstySpeeds, DriftingSpeeds
+from .problems import PROBLEMS, Cifar10, Digits, FullGradients, LocalSteps, Logistic, Network, Quadratic, without_batchnorm
 from .ray_fleet import RayFleet
 from .recorded import replay, resume
 from .result import EarlyStop, Run
 from .run import simulate, train
 from .speeds import (
-    SPEEDS,
     ChangingSpeeds,
     ExponentialSpeeds,
     FixedSpeeds,
-    Link,
     LognormalSpeeds,
     ParetoSpeeds,
     RecordedSpeeds,
     SpeedModel,
     TruncatedNormalSpeeds,
 )
-from .state import AggregateState, State, aggregate
+from .state import State
 from .sweep import Sweep, sweep
 from .trace import Table, Trace
 
 __all__ = [
+    "ACED",
     "ALGORITHMS",
+    "CA2FL",
+    "FADAS",
+    "IAG",
     "MIFA",
     "PROBLEMS",
+    "SAG",
+    "SAGA",
     "SIAG",
     "SPEEDS",
+    "Absence",
     "AggregateState",
     "Algorithm",
     "Arrival",
+    "AwaySpeeds",
     "BadInput",
+    "BurstySpeeds",
     "ChangingSpeeds",
     "Cifar10",
+    "DelayAdaptiveASGD",
     "Delays",
     "Digits",
     "Draws",
+    "DriftingSpeeds",
     "DuDe",
     "DualDelayError",
     "EarlyStop",
     "ExponentialSpeeds",
+    "FedAsync",
     "FedBuff",
+    "FedFix",
     "FixedSpeeds",
+    "FullGradients",
+    "GeneralizedASGD",
     "Interrupted",
     "Job",
     "Link",
     "LocalSteps",
     "Logistic",
     "LognormalSpeeds",
+    "MaleniaSGD",
     "Network",
     "Order",
     "ParetoSpeeds",
@@ -77,13 +111,18 @@ __all__ = [
     "Quadratic",
     "RayFleet",
     "RecordedSpeeds",
+    "RennalaSGD",
     "ReplayMismatch",
+    "RescaledASGD",
+    "RingleaderASGD",
+    "RingmasterASGD",
     "Run",
     "RunFailed",
     "ShuffledASGD",
     "SpeedModel",
     "State",
     "Sweep",
+    "SyncBySpeed",
     "SyncSGD",
     "Table",
     "TensorBoard",
@@ -96,15 +135,18 @@ __all__ = [
     "cancel",
     "compare",
     "delay_grids",
+    "dropouts",
     "join",
     "label",
     "leave",
+    "on_off",
     "parse",
     "replay",
     "resume",
     "send",
     "simulate",
     "sweep",
+    "told",
     "train",
     "wake",
     "without_batchnorm",

@@ -70,7 +70,7 @@ def train(
             run = running.train(method, problem, crew, **options, **shown)
         else:
             speeds = common.paced(problem.workers, seed)
-            run = running.simulate(method, problem, speeds, **options, **common.simulated(), **shown)
+            run = running.simulate(method, problem, speeds, **options, **common.simulated(problem.workers), **shown)
     _report(run, common.json, "train")
 
 
@@ -102,7 +102,8 @@ def compare(
 
     with going_on_with(f"the same command and --folder {folder}"), Sharing() as report:
         points = common.points(methods, seeds, folder)
-        options = {**common.options(), **common.simulated(), "batch": False if common.tensorboard else None}
+        least = min(point.problem.workers for point in points)
+        options = {**common.options(), **common.simulated(least), "batch": False if common.tensorboard else None}
         made = computed(points, report=report, shown=shown, **options)
     ended = made.ended
     save_table(folder / "comparison.parquet", made.columns)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from .errors import BadInput, ReplayMismatch
-from .speeds import Link, SpeedModel
+from .links import Link
+from .speeds import SpeedModel
 from .trace import Trace
 
 
@@ -58,7 +60,7 @@ class Clock(Protocol):
         """Something is to happen at that time."""
 
     def peek(self) -> Due | None:
-        """What happens next, or None if nothing does."""
+        """What happens next, or None if nothing does: a job that takes for ever is never due."""
 
     def pop(self) -> Due:
         """Go there."""
@@ -67,7 +69,8 @@ class Clock(Protocol):
 class VirtualClock:
     """A heap of what is due, by time and then by order of sending.
 
-    A worker does its jobs one after the other, so the time of each is known when it is sent.
+    A worker does its jobs one after the other, so the time of each is known when it is sent. A job that never ends has
+    an infinite time, and so have those behind it.
     """
 
     def __init__(self, speeds: SpeedModel, link: Link | None = None, changes: Sequence[Change] = ()) -> None:
@@ -107,7 +110,7 @@ class VirtualClock:
     def _timed(self, worker: int, draw: int, batches: int, travel: float, earliest: float) -> Due:
         """When a job arrives that can begin at ``earliest``, behind what the worker already has to do."""
         start = max(earliest, self._free.get(worker, 0.0))
-        seconds = self._speeds.job(worker, draw, start, batches)
+        seconds = self._speeds.job(worker, draw, start, batches) if start < math.inf else math.inf
         self._free[worker] = start + seconds
         return Due(start + seconds + travel, "arrival", worker, draw, seconds, start, batches)
 
@@ -136,7 +139,7 @@ class VirtualClock:
         while self._heap:
             due = self._heap[0][2]
             if not self._is_cancelled(due):
-                return due
+                return due if due.time < math.inf else None
             heapq.heappop(self._heap)
         return None
 

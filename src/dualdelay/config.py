@@ -7,14 +7,16 @@ import dataclasses
 import inspect
 import itertools
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from .algorithms import ALGORITHMS
+from .availability import SPEEDS
 from .errors import BadInput, nearest
+from .links import Link
 from .problems import PROBLEMS
 from .ray_fleet import RayFleet
-from .speeds import SPEEDS, Link
 
 REGISTRIES: dict[str, dict[str, Any]] = {
     "algorithm": ALGORITHMS,
@@ -99,7 +101,7 @@ def _split(text: str, at: str = ",") -> list[str]:
 
 
 def _value(text: str) -> Any:
-    words = {"true": True, "false": False, "none": None}
+    words = {"true": True, "false": False, "none": None, "inf": math.inf, "infinity": math.inf}
     if text.lower() in words:
         return words[text.lower()]
     try:

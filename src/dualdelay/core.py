@@ -6,18 +6,18 @@ do, and who computes what next? Nothing in the answer depends on whether time is
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
-import torch
 from torch import Tensor
 
+from .compression import Packed
 from .draws import Draws
-from .errors import BadInput, DualDelayError, RunFailed, require_positive
+from .errors import BadInput, require_positive
 from .state import State
+from .together import OneAtATime, Together
 
 
 class Job(NamedTuple):
@@ -36,6 +36,7 @@ class Arrival(NamedTuple):
     time: float
     seconds: float  # computing, without queueing or travel
     loss: float  # of that minibatch
+    bytes: int = 0  # what travelled
 
     @property
     def worker(self) -> int:
@@ -82,6 +83,11 @@ S = TypeVar("S", bound=State)
 class Algorithm(ABC, Generic[S]):
     """A method: a frozen record of hyper-parameters with ``init`` and ``step``."""
 
+    exact: ClassVar[bool] = False
+    """Whether its jobs are exact local gradients, of all of a worker's data."""
+    away: ClassVar[str] = "refused: the method has no rule for it"
+    """What becomes of a worker that is not there, in a few words."""
+
     lr: float
     """Step size (the paper's eta)."""
 
@@ -94,7 +100,7 @@ class Algorithm(ABC, Generic[S]):
 
     def first(self, s: S) -> Orders:
         """What is to be done at the start: by default everybody computes at the first model."""
-        return [send(worker) for worker in range(s.n)]
+        return [send(worker) for worker in s.present]
 
     @abstractmethod
     def step(self, s: S, a: Arrival) -> Orders:
@@ -114,51 +120,24 @@ class Algorithm(ABC, Generic[S]):
             "come (dude, vanilla), or start with all of them."
         )
 
-    def message(self, gradient: Tensor, held: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def message(self, gradient: Tensor, held: Tensor | None) -> tuple[Tensor | Packed, Tensor | None]:
         """The worker's half, pure: what it sends, and what it keeps once the server has accepted that."""
         return gradient, None
 
 
-class Together(Protocol):
-    """How the gradients of many jobs are taken in one call."""
+@dataclass(frozen=True)
+class WaitsForNobody(Algorithm[S]):
+    """A method whose workers do not depend on one another: who leaves is missed by nobody, who joins gets the model."""
 
-    most: int
-    """How many jobs it can be asked for at once."""
+    away: ClassVar[str] = "its job is lost, and the others go on"
 
-    def __call__(
-        self, x: Sequence[Tensor], which: Sequence[int], workers: Sequence[int], draws: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
-        """The gradients (m, d) and losses (m) of m jobs; they may change with the next call.
+    def leave(self, s: S, worker: int, held: Tensor | None = None) -> Orders:
+        s.gone(worker, held)
+        return []
 
-        ``x`` holds the models, pieces of (d) or (r, d) that follow one another; ``which`` says whose job each is, as a
-        position in the list of problems.
-        """
-
-
-class OneAtATime:
-    """The gradients of many jobs, one after the other."""
-
-    most = 1 << 62
-
-    def __init__(self, problems: Sequence[Problem]) -> None:
-        self._problems = problems
-
-    def __call__(
-        self, x: Sequence[Tensor], which: Sequence[int], workers: Sequence[int], draws: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
-        """The gradients (m, d) and losses (m) of m jobs."""
-        models = [row for piece in x for row in (piece if piece.ndim == 2 else (piece,))]
-        gradients, losses = [], []
-        for row, k, worker, draw in zip(models, which, workers, draws, strict=True):
-            try:
-                gradient, loss = self._problems[k].gradient(row, worker, draw)
-            except DualDelayError:
-                raise
-            except Exception as error:
-                raise RunFailed(f"worker {worker} could not compute its job number {draw}: {error}") from error
-            gradients.append(gradient.to(row.dtype) if gradient.shape == row.shape else torch.full_like(row, math.nan))
-            losses.append(loss)
-        return torch.stack(gradients), torch.tensor(losses, dtype=torch.float64, device=models[0].device)
+    def join(self, s: S, worker: int) -> Orders:
+        s.back(worker)
+        return [send(worker)]
 
 
 class Problem(ABC):
@@ -182,7 +161,7 @@ class Problem(ABC):
         """Numbers about x: objective, pooled_loss, accuracy and gradient_norm; nan where there is none."""
 
     def measure(self, x: Tensor, worker: int) -> dict[str, Any]:
-        """What one worker finds about x on its own data, as plain numbers and tensors for ``combine``."""
+        """What one worker finds about x on its own data: loss, gradient (exact, or None), samples; for ``combine``."""
         raise BadInput(f"{type(self).__name__} is evaluated as a whole, not worker by worker; call 'evaluate'.")
 
     def combine(self, x: Tensor, parts: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
@@ -191,6 +170,10 @@ class Problem(ABC):
 
     def batches(self, worker: int) -> int:
         """What one job costs, in minibatches."""
+        return 1
+
+    def epoch(self, worker: int) -> int:
+        """How many minibatches make up all of a worker's data."""
         return 1
 
     def model(self, x: Tensor) -> Any:

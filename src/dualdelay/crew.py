@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .clocks import Due
+from .compression import Packed, size_of, unpacked
 from .core import Arrival, Job, Problem
 from .errors import RunFailed
 from .fleet import NOTHING, Fleet, Message, Model
@@ -135,8 +136,9 @@ class Crew(Fleet):
             return Arrival(None, NOTHING, due.time, 0.0, math.nan)
         job = Job(due.worker, due.draw, self._jobs[due.worker][due.draw].version)
         reply = self._staff.replies[due.worker]
-        value = NOTHING if reply.error else torch.from_numpy(reply.value)
-        return Arrival(job, value, due.time, due.seconds, reply.loss)
+        sent = reply.value if isinstance(reply.value, Packed) else torch.from_numpy(reply.value)
+        value = NOTHING if reply.error else unpacked(sent)
+        return Arrival(job, value, due.time, due.seconds, reply.loss, size_of(sent))
 
     def accept(self, a: Arrival) -> None:
         assert a.job is not None and self._last is not None

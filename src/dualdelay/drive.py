@@ -15,9 +15,10 @@ from .errors import BadInput, RunFailed, require_positive, require_whole
 from .fleet import using_threads
 from .folder import Folder, config_digest
 from .loop import Loop
+from .memory import AggregateState
 from .monitor import Logger, Monitor
 from .result import EarlyStop, Run, plain
-from .state import AggregateState, State
+from .state import State
 from .trace import Table
 
 Watch = Callable[[State, Arrival], None]
@@ -110,7 +111,7 @@ def drive(
                 elif updates is not None and loop.state.version >= updates:
                     ended = "updates"
                 elif (due := loop.fleet.peek()) is None:
-                    raise RunFailed("nothing is in flight and nothing is due: the algorithm gave nobody anything to do.")
+                    raise nothing_due(loop)
                 elif limit is not None and due.time > limit:
                     loop.evaluate_before(math.nextafter(limit, math.inf))
                     ended = "stop" if good_enough() else "time"
@@ -146,6 +147,19 @@ def drive(
         if interrupted[0]:
             raise Interrupted(f"finished and saved after {loop.state.version} updates")
     return run
+
+
+def nothing_due(loop: Loop) -> RunFailed:
+    """Why a run cannot go on in which nothing will ever happen again."""
+    gone = sorted({job.worker for job in loop.fleet.in_flight})
+    if not gone:
+        return RunFailed("nothing is in flight and nothing is due: the algorithm gave nobody anything to do.")
+    who = f"worker {gone[0]}" if len(gone) == 1 else f"workers {', '.join(map(str, gone))}"
+    return RunFailed(
+        f"{type(loop.algorithm).__name__} waits for {who}, who will never come back: at time {loop.now:g}, after "
+        f"{loop.state.version} updates, nothing else is due. Tell the server who is away (changes=dd.told(absences), on "
+        "the shell --absences), or use a method that waits for nobody (vanilla, or dude after its first update)."
+    )
 
 
 def fraction(loop: Loop, updates: int | None, limit: float | None) -> float:

@@ -16,17 +16,35 @@ from .errors import BadInput
 from .files import write
 from .trace import Table
 
-# Okabe and Ito's colours, told apart by people with any kind of colour vision; a method has the same one everywhere.
-COLOURS = {
-    "dude": "#0072B2",
-    "vanilla": "#D55E00",
-    "sync": "#000000",
-    "fedbuff": "#009E73",
-    "mifa": "#CC79A7",
-    "uniform": "#E69F00",
-    "shuffled": "#56B4E9",
-    "siag": "#8C6D31",
+# A method's colour, line and mark, the same everywhere. The first seven colours are Okabe and Ito's, told apart by people
+# with any kind of colour vision; with so many methods lines and marks have to help.
+_LOOKS: dict[str, tuple[str, Any, str]] = {
+    "dude": ("#0072B2", "-", "o"),
+    "vanilla": ("#D55E00", "--", "s"),
+    "sync": ("#000000", ":", "X"),
+    "fedbuff": ("#009E73", "-.", "D"),
+    "mifa": ("#CC79A7", (0, (1, 1)), "P"),
+    "uniform": ("#E69F00", (0, (5, 1, 1, 1)), "^"),
+    "shuffled": ("#56B4E9", (0, (3, 1, 1, 1, 1, 1)), "v"),
+    "siag": ("#8C6D31", (0, (8, 2)), "*"),
+    "rescaled": ("#AA3377", "--", "d"),
+    "malenia": ("#B8A000", "-.", "p"),
+    "ringleader": ("#228833", (0, (5, 1)), "h"),
+    "ca2fl": ("#33A9D0", (0, (3, 1)), "<"),
+    "aced": ("#EE6677", ":", ">"),
+    "sync_by_speed": ("#555555", (0, (1, 2)), "X"),
+    "rennala": ("#882255", "-.", "8"),
+    "ringmaster": ("#44AA99", "--", "D"),
+    "delay_adaptive": ("#999933", ":", "s"),
+    "generalized": ("#DDAA33", (0, (5, 1, 1, 1)), "^"),
+    "fedasync": ("#BB5566", "--", "v"),
+    "fedfix": ("#004488", "-.", "P"),
+    "iag": ("#A0522D", (0, (8, 2)), "*"),
+    "sag": ("#6A3D9A", (0, (3, 1)), "h"),
+    "saga": ("#1B7E57", (0, (5, 1)), "p"),
+    "fadas": ("#E7298A", ":", "d"),
 }
+COLOURS = {name: colour for name, (colour, _, _) in _LOOKS.items()}
 _OTHER = "#7F7F7F"
 _STYLES = ("-", "--", ":", "-.")
 _MOST = 8  # curves in one panel that can be told apart
@@ -56,19 +74,6 @@ class Panel:
     steps: bool = False  # whether the horizontal axis is of the points themselves, on a logarithmic scale
 
 
-# another line and another mark for each method, so that they differ without colours too
-_LINES: dict[str, Any] = {"vanilla": "--", "sync": ":", "fedbuff": "-.", "mifa": (0, (1, 1)), "uniform": (0, (5, 1, 1, 1))}
-_LINES |= {"shuffled": (0, (3, 1, 1, 1, 1, 1)), "siag": (0, (8, 2))}
-_MARKS = {
-    "dude": "o",
-    "vanilla": "s",
-    "sync": "X",
-    "fedbuff": "D",
-    "mifa": "P",
-    "uniform": "^",
-    "shuffled": "v",
-    "siag": "*",
-}
 _SHADES = ("#661100", "#44AA99", "#332288", "#882255", "#AA4499", "#999933")  # of variants, by their number
 _OTHER_MARKS = ("h", "d", "<", ">", "8", "p")
 _BANDS = 7  # curves in one panel whose bands can be told apart; of more only the first and vanilla's are shown
@@ -78,8 +83,8 @@ def look(method: str) -> dict[str, Any]:
     """A method's colour, line and mark, the same in every figure; a variant such as "dude c=3" has its own."""
     name, _, variant = method.partition(" ")
     if not variant:
-        main = {"color": COLOURS.get(name, _OTHER), "linestyle": _LINES.get(name, "-"), "marker": _MARKS.get(name, ".")}
-        return {**main, "linewidth": 2.2 if name == "dude" else 1.4}
+        colour, line, mark = _LOOKS.get(name, (_OTHER, "-", "."))
+        return {"color": colour, "linestyle": line, "marker": mark, "linewidth": 2.2 if name == "dude" else 1.4}
     number = int("".join(filter(str.isdigit, variant)) or 0) % len(_SHADES)
     return {"color": _SHADES[number], "linestyle": "-", "marker": _OTHER_MARKS[number], "linewidth": 1.2}
 

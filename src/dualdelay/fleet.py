@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from .clocks import Due
+from .compression import Packed
 from .core import Arrival, Job, Order, Problem
 from .errors import BadInput
 from .state import is_finite
 
-Message = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
+Message = Callable[[Tensor, Tensor | None], tuple[Tensor | Packed, Tensor | None]]
 
 NOTHING = torch.empty(0)
 
@@ -30,7 +31,7 @@ class Model(NamedTuple):
 class Answer(NamedTuple):
     """What a job comes to: what is sent, what the worker keeps once that is accepted, and the minibatch's loss."""
 
-    value: Tensor
+    value: Tensor | Packed
     keep: Tensor | None
     loss: float  # of replicas a tensor, one each
 

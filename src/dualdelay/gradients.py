@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .core import Problem, Together
+from .core import Problem
 from .state import is_finite
+from .together import Together
 
 Key = tuple[int, int]  # a job in flight: worker and draw
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from .clocks import VirtualClock
-from .drive import Interrupted, ctrl_c, ending, finish, fraction
-from .errors import BadInput, RunFailed
+from .drive import Interrupted, ctrl_c, ending, finish, fraction, nothing_due
+from .errors import BadInput
 from .evaluation import Schedule
 from .files import pack
 from .folder import Folder, digest_of
@@ -97,7 +97,7 @@ class Group:
             if updates is not None and loop.state.version >= updates:
                 self._end("updates", loop.now)
             elif due is None:
-                raise RunFailed("nothing is in flight and nothing is due: the algorithm gave nobody anything to do.")
+                raise nothing_due(loop)
             elif limit is not None and due.time > limit:
                 loop.evaluate_before(math.nextafter(limit, math.inf))
                 self._stop_early()

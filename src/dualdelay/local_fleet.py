@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .clocks import Clock, Due, VirtualClock
+from .compression import size_of, unpacked
 from .core import Arrival, Job, Problem
 from .fleet import NOTHING, Fleet, Message, Model, answer, using_threads
 from .gradients import Gradients
@@ -35,6 +37,7 @@ class LocalFleet(Fleet):
         self._message = message
         self._held: dict[int, Tensor] = {}
         self._keep: Tensor | None = None  # what the last sender will keep if it is accepted
+        self._up = 0  # the bytes that a job's answer has, once that is known
 
     def begin(self) -> None:
         pass
@@ -68,7 +71,7 @@ class LocalFleet(Fleet):
         loss: Any = found.loss
         done = answer(found.gradient, loss, model.x, self._message, self._held.get(due.worker))
         self._keep, self._norm = done.keep, found.norm
-        return Arrival(job, done.value, due.time, due.seconds, done.loss)
+        return Arrival(job, unpacked(done.value), due.time, due.seconds, done.loss, size_of(done.value))
 
     def finite(self, a: Arrival) -> bool:
         if isinstance(self._norm, Tensor):
@@ -105,14 +108,19 @@ class LocalFleet(Fleet):
         return x
 
     def _begin(self, worker: int, draw: int, model: Model, *, sent: bool) -> None:
-        size = _bytes(model.x)
-        down = size if sent else 0  # for one more draw the model is there already
-        self.clock.begin(worker, draw, self._problem.batches(worker), down, size)
+        down = size_of(model.x) if sent else 0  # for one more draw the model is there already
+        self.clock.begin(worker, draw, self._problem.batches(worker), down, self._answer_bytes(model.x))
         self._gradients.begin(worker, draw, model.x)
 
     def _begin_first(self, worker: int, draw: int, model: Model) -> None:
-        self.clock.retry(worker, draw, self._problem.batches(worker), _bytes(model.x))
+        self.clock.retry(worker, draw, self._problem.batches(worker), self._answer_bytes(model.x))
         self._gradients.begin(worker, draw, model.x)
+
+    def _answer_bytes(self, x: Tensor) -> int:
+        """The bytes of an answer, which must be known when a job is sent: by trying; they depend on the length alone."""
+        if self._up == 0:
+            self._up = size_of(self._message(torch.zeros_like(x), None)[0])
+        return self._up
 
     def cancel(self, worker: int) -> None:
         self._gradients.ended(worker, self._jobs.get(worker, ()))
@@ -134,8 +142,3 @@ class LocalFleet(Fleet):
             self.clock.load(saved["clock"])
             in_flight = {(worker, draw): m.x for worker, jobs in self._jobs.items() for draw, m in jobs.items()}
             self._gradients.load(saved["gradients"], in_flight)
-
-
-def _bytes(x: Tensor) -> int:
-    """The size of one run's model, also where replicas share the tensor."""
-    return x.shape[-1] * x.element_size()

@@ -15,7 +15,8 @@ from .draws import Draws
 from .errors import BadInput, DualDelayError, RunFailed
 from .evaluation import Evaluation, Metric, Schedule
 from .fleet import Fleet
-from .state import AggregateState, State, Stepper, checksum
+from .memory import AggregateState
+from .state import State, Stepper, checksum
 from .trace import Recorder, Table
 
 _IN_A_ROW = 10  # rejected values from one worker before the run gives up

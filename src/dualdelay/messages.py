@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
+from .compression import Packed
+
 Array = npt.NDArray[Any]
 
 
@@ -29,7 +31,7 @@ class Reply(NamedTuple):
     """What a worker answers; ``error`` is a traceback, or empty."""
 
     request: Request
-    value: Array
+    value: Array | Packed
     keeps: bool
     loss: float
     seconds: float

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from .core import Arrival
 from .loop import Loop
-from .state import AggregateState
+from .memory import AggregateState
 
 Logger = Callable[[int, Mapping[str, float]], None]
 """Called with the server's version and named numbers, about once a second and at the end."""
@@ -35,7 +35,7 @@ class Monitor:
         """Look at a run after something has happened."""
         version = loop.state.version
         if isinstance(loop.state, AggregateState):
-            for worker in loop.state.absent:
+            for worker in loop.state.uncounted:
                 self._taken.pop(worker, None)  # its gradient is in use no more
         if arrival is not None and arrival.job is not None:
             worker, _, taken = arrival.job

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields, is_dataclass, replace
+from typing import Any
 
-from .speeds import ChangingSpeeds, SpeedModel
+from .speeds import SpeedModel
 
 
 def slug(text: str) -> str:
@@ -19,9 +20,13 @@ def stem(label: str, seed: int, *places: str) -> str:
 
 
 def reseeded(speeds: SpeedModel, seed: int) -> SpeedModel:
-    """The speed model with another seed, or with a speed model in it that has, if there is one."""
-    if is_dataclass(speeds) and any(field.name == "seed" for field in fields(speeds)):
-        return replace(speeds, seed=seed)
-    if isinstance(speeds, ChangingSpeeds):
-        return replace(speeds, speeds=reseeded(speeds.speeds, seed))
-    return speeds
+    """The speed model with another seed, and so the speed models in it, as far as they have one."""
+    if not is_dataclass(speeds):
+        return speeds
+    values = {field.name: getattr(speeds, field.name) for field in fields(speeds) if field.init}
+    changed: dict[str, Any] = {
+        name: reseeded(value, seed) for name, value in values.items() if isinstance(value, SpeedModel)
+    }
+    if "seed" in values:
+        changed["seed"] = seed
+    return replace(speeds, **changed) if changed else speeds

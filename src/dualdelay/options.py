@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -10,14 +11,16 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from .config import REGISTRIES, alternatives, call, label, parse
+from .availability import told
+from .config import REGISTRIES, alternatives, call, label, parameters, parse
 from .core import Algorithm, Problem
 from .errors import BadInput, nearest
 from .grid import Point
-from .naming import reseeded, stem
+from .links import Link
+from .naming import stem
 from .ray_fleet import RayFleet
 from .result import EarlyStop
-from .speeds import Link, SpeedModel
+from .speeds import SpeedModel
 
 MaybeInt = Annotated[int | None, tyro.conf.arg(metavar="INT")]
 MaybeFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT")]
@@ -41,6 +44,7 @@ FleetText = Annotated[
 
 _SIMULATED = (
     "speeds",
+    "absences",
     "latency",
     "bandwidth",
     "threads",
@@ -49,6 +53,19 @@ _SIMULATED = (
     "precision",
     "table",
 )  # what real workers cannot be told
+
+
+def _filled(text: str, **given: int) -> str:
+    """The text of a speed model with these settings wherever a model in it, with brackets, takes them and has none."""
+
+    def fill(match: re.Match[str]) -> str:
+        known, mine = parameters(REGISTRIES["speeds"][match[1]]), text[match.end() :]
+        while (outside := re.sub(r"[\[(][^][()]*[])]", "", mine)) != mine:  # what stands in brackets is not its own
+            mine = outside
+        own = re.findall(r"(\w+)\s*=", mine.partition("]")[0])
+        return match[0] + "".join(f"{name}={value}," for name, value in given.items() if name in known and name not in own)
+
+    return re.sub(rf"\b({'|'.join(REGISTRIES['speeds'])})\[", fill, text)
 
 
 @dataclass(frozen=True)
@@ -61,6 +78,8 @@ class Common:
     speeds: str = "truncated_normal[std=1]"
     """How fast simulated workers are, such as 'fixed[times=[1,2,4]]'; compare also takes 'truncated_normal[std=1|5]'. See:
     dualdelay list speeds"""
+    absences: MaybePath = None
+    """When simulated workers are away, of which the server is told: a .csv or .parquet file, columns worker, start, end."""
     updates: MaybeInt = None
     """Stop after so many server updates."""
     time: MaybeFloat = None
@@ -129,10 +148,12 @@ class Common:
         stop = EarlyStop(self.metric, self.target, self.patience) if early else None
         return {name: getattr(self, name) for name in names} | {"stop": stop}
 
-    def simulated(self) -> dict[str, Any]:
-        """The arguments of ``simulate`` alone, less the speeds."""
+    def simulated(self, workers: int) -> dict[str, Any]:
+        """The arguments of ``simulate`` alone, less the speeds, for so many workers."""
         names = ("threads", "device", "cores", "precision", "table")
-        return {"link": Link(self.latency, self.bandwidth), **{name: getattr(self, name) for name in names}}
+        changes = [] if self.absences is None else told(self.absences, workers)
+        link = Link(self.latency, self.bandwidth)
+        return {"link": link, "changes": changes, **{name: getattr(self, name) for name in names}}
 
     def built(self, seed: int, text: str = "") -> Problem:
         """What is trained; a seed that the text leaves out is filled in."""
@@ -141,8 +162,8 @@ class Common:
 
     def paced(self, workers: int, seed: int, text: str = "") -> SpeedModel:
         """How fast so many workers are; a seed or number of workers that the text leaves out is filled in."""
-        speeds: SpeedModel = parse("speeds", text or self.speeds, n=workers)
-        return speeds if "seed=" in (text or self.speeds) else reseeded(speeds, seed)
+        speeds: SpeedModel = parse("speeds", _filled(text or self.speeds, n=workers, seed=seed), n=workers, seed=seed)
+        return speeds
 
     def points(self, methods: Sequence[Algorithm[Any]], seeds: Sequence[int], folder: Path) -> list[Point]:
         """Every run of a comparison: all methods on all problems at all speeds that the texts name, for every seed."""

@@ -15,10 +15,11 @@ from .core import Algorithm, Problem
 from .drive import totals
 from .errors import BadInput, require_kind
 from .evaluation import Metric
+from .links import Link
 from .optimizer import Maker, Optimizer, make_optimizer
 from .result import EarlyStop
-from .setup import Start, configuration, placing, starting_point
-from .speeds import Link, SpeedModel
+from .setup import Start, configuration, placing, starting_point, suited
+from .speeds import SpeedModel
 from .state import State
 
 
@@ -56,7 +57,8 @@ class Plan:
     def __post_init__(self) -> None:
         require_kind("speeds", self.speeds, SpeedModel, "dd.FixedSpeeds([1.0, 2.0])")
         require_kind("problem", self.problem, Problem, "dd.Digits(workers=10)")
-        self.problem, place = placing(self.problem, self.device, self.precision, self.batch)
+        require_kind("algorithm", self.algorithm, Algorithm, "dd.DuDe(lr=0.05)")
+        self.problem, place = placing(suited(self.problem, self.algorithm), self.device, self.precision, self.batch)
         self.stepper = make_optimizer(self.optimizer, self.schedule, self.updates)
         threads = torch.get_num_threads() if self.threads is None else self.threads
         pace = {

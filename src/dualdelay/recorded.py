@@ -56,7 +56,8 @@ def resume(
     """
     place = Folder(Path(folder))
     config = place.config()
-    built = recorded_problem(config, problem, BadInput)
+    method = rebuild("algorithm", config["algorithm"], algorithm)
+    built = recorded_problem(config, problem, method, BadInput)
     if set(config["metrics"]) != set(metrics or ()):
         raise BadInput(
             f"the run was started with metrics {config['metrics']}; pass the same functions again (metrics=...)."
@@ -67,7 +68,6 @@ def resume(
     if updates is not None or time is not None:
         old = (config[key] for key in ("evaluate_every", "evaluate_seconds", "checkpoint_every"))
         config |= totals(updates, time, *old)
-    method = rebuild("algorithm", config["algorithm"], algorithm)
     x = place.start(config["start"]).to(config.get("device", "cpu"))
     mover = optimizer_of(config["optimizer"], optimizer, schedule, config["updates"])
     loaded, result = place.load(), place.result()
@@ -115,8 +115,8 @@ def replay(
     """
     place = Folder(Path(folder))
     config, result, trace = place.config(), place.finished(), place.trace()
-    built = recorded_problem(config, problem, ReplayMismatch)
     method = rebuild("algorithm", config["algorithm"], algorithm)
+    built = recorded_problem(config, problem, method, ReplayMismatch)
     threads, server_threads = config["threads"], config["server_threads"]
     gradients = gradients_of(config, built) if config.get("batch") else None
     apart = None if threads == server_threads else threads

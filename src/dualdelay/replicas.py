@@ -17,7 +17,8 @@ from .draws import Draws
 from .evaluation import Evaluation, Metric, Schedule
 from .local_fleet import LocalFleet
 from .loop import Loop
-from .state import AggregateState, State
+from .memory import AggregateState
+from .state import State
 from .trace import Column, Recorder, Table, Trace
 
 

@@ -152,6 +152,8 @@ def print_one(name: str, made: Any, console: Console) -> None:
         note = notes.get(parameter.name, "")
         if note:
             console.print(f"  {parameter.name} ({default}): {note}")
+    if hasattr(made, "away"):
+        console.print(f"\nA worker that is not there: {made.away}.")
     needed = [p.name for p in parameters(made).values() if p.default is p.empty]
     text = f"{name}[{','.join(f'{key}=...' for key in needed)}]" if needed else name
     console.print(f"\nWrite it as '{text}'{'' if needed else f', or with settings as {name}[setting=value,...]'}.")

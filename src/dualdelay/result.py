@@ -14,7 +14,8 @@ from torch import Tensor
 from .core import Algorithm, Problem
 from .delays import Delays, delays
 from .errors import BadInput, require_whole
-from .state import AggregateState, State
+from .memory import AggregateState
+from .state import State
 from .trace import Table, Trace
 
 

@@ -18,6 +18,7 @@ from .evaluation import Metric
 from .files import pack
 from .fleet import using_threads
 from .folder import Folder
+from .links import Link
 from .monitor import Logger
 from .optimizer import Maker, make_optimizer
 from .plan import Plan
@@ -32,9 +33,10 @@ from .setup import (
     manned,
     require_same,
     starting_point,
+    suited,
     versions,
 )
-from .speeds import Link, SpeedModel
+from .speeds import SpeedModel
 
 
 def simulate(
@@ -150,7 +152,9 @@ def train(
     """
     fleet = RayFleet() if fleet is None else fleet
     require_kind("fleet", fleet, RayFleet, "dd.RayFleet()")
-    stepper = make_optimizer(optimizer, schedule, updates)
+    require_kind("algorithm", algorithm, Algorithm, "dd.DuDe(lr=0.05)")
+    require_kind("problem", problem, Problem, "dd.Digits(workers=10)")
+    problem, stepper = suited(problem, algorithm), make_optimizer(optimizer, schedule, updates)
     config = configuration(
         *(algorithm, problem, seed, metrics, stop, bad, keep, fleet.threads, fleet.server_threads, stepper, "full"),
         {"fleet": describe(fleet), **totals(updates, time, evaluate_every, evaluate_seconds, checkpoint_every)},

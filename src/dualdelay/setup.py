@@ -20,7 +20,7 @@ from .core import Algorithm, Problem
 from .cores import Cores, cores_worth
 from .crew import Crew
 from .devices import batches, require_device, using_precision
-from .errors import BadInput, require_kind, require_one_of, require_whole
+from .errors import BadInput, require_one_of, require_whole
 from .evaluation import Metric, Schedule
 from .files import load_weights
 from .fleet import Fleet, using_threads
@@ -29,6 +29,7 @@ from .gradients import Batch, Gradients, Round
 from .local_fleet import LocalFleet
 from .loop import Loop
 from .optimizer import Optimizer
+from .problems import exact
 from .ray_fleet import RayFleet
 from .result import EarlyStop
 from .speeds import SpeedModel
@@ -51,8 +52,6 @@ def configuration(
     others: Mapping[str, Any],
 ) -> dict[str, Any]:
     """A run's settings as plain values; refuses what cannot be."""
-    require_kind("algorithm", algorithm, Algorithm, "dd.DuDe(lr=0.05)")
-    require_kind("problem", problem, Problem, "dd.Digits(workers=10)")
     require_one_of("bad", bad, ("retry", "stop"))
     require_whole("keep", keep, 1)
     require_whole("threads", threads, 1)
@@ -100,6 +99,11 @@ def starting_point(problem: Problem, start: Start, seed: int) -> Tensor:
             f"start has shape {tuple(x.shape)} and type {x.dtype}; expected {tuple(expected.shape)} and {expected.dtype}."
         )
     return x.detach().clone()
+
+
+def suited(problem: Problem, algorithm: Algorithm[Any]) -> Problem:
+    """The problem whose jobs are of the kind that the method asks for."""
+    return exact(problem) if algorithm.exact else problem
 
 
 def placing(problem: Problem, device: str | None, precision: str, batch: bool | None) -> tuple[Problem, dict[str, Any]]:
@@ -181,9 +185,11 @@ def require_same(config: Mapping[str, Any], folder: Folder) -> None:
         raise BadInput(f"{folder.path} holds a run of another configuration ({said}). Choose another folder.")
 
 
-def recorded_problem(config: Mapping[str, Any], problem: Problem | None, failure: type[Exception]) -> Problem:
+def recorded_problem(
+    config: Mapping[str, Any], problem: Problem | None, algorithm: Algorithm[Any], failure: type[Exception]
+) -> Problem:
     """The problem of a run's folder, built again or given again, and checked."""
-    built: Problem = rebuild("problem", config["problem"]) if problem is None else problem
+    built = suited(rebuild("problem", config["problem"]) if problem is None else problem, algorithm)
     if "device" in config:
         require_device(config["device"], config["precision"])
         built = built.on(config["device"], config["precision"])

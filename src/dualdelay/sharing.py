@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from .clocks import VirtualClock
+from .compression import Packed
 from .core import Algorithm, Arrival, Orders, Problem
 from .draws import Draws
 from .errors import BadInput
@@ -90,7 +91,7 @@ def can_share(algorithm: Algorithm[Any], n: int) -> bool:
     methods = [replace(algorithm, lr=algorithm.lr * 0.5**k) for k in range(_RUNS)]
     starts = [problem.start(problem.seed) for problem in problems]
 
-    def message(gradient: Tensor, held: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def message(gradient: Tensor, held: Tensor | None) -> tuple[Tensor | Packed, Tensor | None]:
         with _Apart():
             return algorithm.message(gradient, held)
 

@@ -7,27 +7,15 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
+from .columns import floats, recorded_times
 from .draws import Draws
-from .errors import BadInput, require_positive, require_whole
+from .errors import BadInput, require_kind, require_positive, require_whole
 
 _STANDARD = NormalDist()
-
-
-def _floats(name: str, values: Sequence[float]) -> tuple[float, ...]:
-    """Times given by the user as floats, each finite and above zero."""
-    try:
-        numbers = tuple(float(value) for value in values)
-    except (TypeError, ValueError):
-        raise BadInput(f"{name} is {values!r}; expected one number for each worker, such as [1.0, 2.0, 4.0].") from None
-    if not numbers:
-        raise BadInput(f"{name} is empty; expected one number for each worker.")
-    for worker, value in enumerate(numbers):
-        if not math.isfinite(value) or value <= 0:
-            raise BadInput(f"{name}[{worker}] is {value}; expected a finite number of seconds above zero.")
-    return numbers
 
 
 class SpeedModel(ABC):
@@ -52,7 +40,7 @@ class FixedSpeeds(SpeedModel):
     """Seconds per gradient, one number for each worker."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "times", _floats("times", self.times))
+        object.__setattr__(self, "times", floats("times", self.times))
         object.__setattr__(self, "n", len(self.times))
 
     def seconds(self, worker: int, draw: int, start: float = 0.0) -> float:
@@ -102,7 +90,7 @@ class _RandomSpeeds(SpeedModel):
     """Names the draws."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "means", _floats("means", self.means))
+        object.__setattr__(self, "means", floats("means", self.means))
         object.__setattr__(self, "n", len(self.means))
         object.__setattr__(self, "draws", Draws(self.seed, "speeds"))
 
@@ -154,21 +142,66 @@ class ParetoSpeeds(_RandomSpeeds):
 
 
 @dataclass(frozen=True)
-class ChangingSpeeds(SpeedModel):
-    """Another model whose workers grow slower or faster at given times; a job under way changes pace with its worker."""
+class PacedSpeeds(SpeedModel):
+    """Another model whose workers change pace; a job under way changes pace with its worker.
+
+    One may stand in another: the factors multiply at every moment, so the order does not matter.
+    """
 
     speeds: SpeedModel
     """The times at factor 1."""
+
+    def __post_init__(self) -> None:
+        require_kind("speeds", self.speeds, SpeedModel, "dd.FixedSpeeds([1.0, 2.0]); on the shell 'fixed[times=[1,2]]'")
+        object.__setattr__(self, "n", self.speeds.n)
+
+    @abstractmethod
+    def stretch(self, worker: int, time: float) -> tuple[float, float]:
+        """How many times slower this model makes a worker from ``time`` on (infinitely: it pauses), and until when."""
+
+    def pace(self, worker: int, time: float) -> tuple[float, float]:
+        """The same of this model and those in it together."""
+        factor, until = self.stretch(worker, time)
+        if not isinstance(self.speeds, PacedSpeeds):
+            return factor, until
+        other, sooner = self.speeds.pace(worker, time)
+        return factor * other, min(until, sooner)
+
+    def work(self, worker: int, draw: int, start: float, batches: int) -> float:
+        """The time of a job at factor 1."""
+        inner = self.speeds.work if isinstance(self.speeds, PacedSpeeds) else self.speeds.job
+        return inner(worker, draw, start, batches)
+
+    def seconds(self, worker: int, draw: int, start: float = 0.0) -> float:
+        return self.job(worker, draw, start, 1)
+
+    def job(self, worker: int, draw: int, start: float, batches: int) -> float:
+        work, now, (factor, until) = self.work(worker, draw, start, batches), start, self.pace(worker, start)
+        while work * factor > until - now:
+            after, later = self.pace(worker, until)
+            if after != factor:  # otherwise the stretch goes on, and nothing is rounded
+                work, now, factor = work - (until - now) / factor, until, after
+                if work <= 0:  # it ended with the stretch, but for rounding
+                    return now - start
+            until = later
+        return now - start + work * factor
+
+
+@dataclass(frozen=True)
+class ChangingSpeeds(PacedSpeeds):
+    """Another model whose workers grow slower or faster at given times; a job under way changes pace with its worker."""
+
     changes: Sequence[float]
     """The moments of change, rising."""
     factors: Sequence[Sequence[float]]
     """For each stretch of time, one more than there are changes, how many times slower each worker is."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         changes = tuple(float(change) for change in self.changes)
         if list(changes) != sorted(set(changes)) or not all(math.isfinite(change) for change in changes):
             raise BadInput(f"changes is {list(changes)}; expected finite times, each above the one before.")
-        factors = tuple(_floats(f"factors[{k}]", row) for k, row in enumerate(self.factors))
+        factors = tuple(floats(f"factors[{k}]", row) for k, row in enumerate(self.factors))
         if len(factors) != len(changes) + 1 or any(len(row) != self.speeds.n for row in factors):
             raise BadInput(
                 f"factors has rows of lengths {[len(row) for row in factors]}; expected {len(changes) + 1} rows (one more "
@@ -176,59 +209,30 @@ class ChangingSpeeds(SpeedModel):
             )
         object.__setattr__(self, "changes", changes)
         object.__setattr__(self, "factors", factors)
-        object.__setattr__(self, "n", self.speeds.n)
 
-    def seconds(self, worker: int, draw: int, start: float = 0.0) -> float:
-        return self.job(worker, draw, start, 1)
-
-    def job(self, worker: int, draw: int, start: float, batches: int) -> float:
-        work, now = self.speeds.job(worker, draw, start, batches), start
-        for stretch in range(bisect_right(self.changes, start), len(self.changes)):
-            room = self.changes[stretch] - now
-            needed = work * self.factors[stretch][worker]
-            if needed <= room:
-                return now - start + needed
-            work, now = work - room / self.factors[stretch][worker], self.changes[stretch]
-        return now - start + work * self.factors[-1][worker]
+    def stretch(self, worker: int, time: float) -> tuple[float, float]:
+        k = bisect_right(self.changes, time)
+        return self.factors[k][worker], self.changes[k] if k < len(self.changes) else math.inf
 
 
 @dataclass(frozen=True)
 class RecordedSpeeds(SpeedModel):
     """Times that were measured: worker i's job number k takes ``times[i][k]``, from the front again when they run out."""
 
-    times: Sequence[Sequence[float]]
-    """One list of seconds for each worker."""
+    times: str | Path | Sequence[Sequence[float]]
+    """One list of seconds for each worker; or a .csv or .parquet file, columns worker and seconds, a row for each job."""
 
     def __post_init__(self) -> None:
-        rows = tuple(_floats(f"times[{worker}]", row) for worker, row in enumerate(self.times))
+        given = recorded_times(Path(self.times)) if isinstance(self.times, (str, Path)) else self.times
+        rows = tuple(floats(f"times[{worker}]", row) for worker, row in enumerate(given))
         if not rows:
             raise BadInput("times is empty; expected one list of seconds for each worker.")
         object.__setattr__(self, "times", rows)
         object.__setattr__(self, "n", len(rows))
 
     def seconds(self, worker: int, draw: int, start: float = 0.0) -> float:
-        row = self.times[worker]
-        return row[draw % len(row)]
-
-
-@dataclass(frozen=True)
-class Link:
-    """How long a message travels: ``latency + bytes / bandwidth``. The default takes no time, as in the paper."""
-
-    latency: float = 0.0
-    """Seconds for a message of no length."""
-    bandwidth: float | None = None
-    """Bytes per second; None: no limit."""
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.latency) and self.latency >= 0):
-            raise BadInput(f"latency is {self.latency}; expected finite seconds, zero or more.")
-        if self.bandwidth is not None and not self.bandwidth > 0:
-            raise BadInput(f"bandwidth is {self.bandwidth}; expected bytes per second, above zero.")
-
-    def seconds(self, size: int) -> float:
-        """The travel time of ``size`` bytes."""
-        return self.latency if self.bandwidth is None else self.latency + size / self.bandwidth
+        times: tuple[tuple[float, ...], ...] = self.__dict__["times"]
+        return times[worker][draw % len(times[worker])]
 
 
 SPEEDS: dict[str, Any] = {

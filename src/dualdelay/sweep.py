@@ -166,14 +166,15 @@ def _side_by_side(
     points: Sequence[Point], options: Mapping[str, Any], memory: float | None, tell: Report
 ) -> dict[int, Run]:
     """The runs that could be computed together."""
-    placed: dict[int, Problem] = {}
+    placed: dict[tuple[int, bool], Problem] = {}
     replicas: dict[int, Replica] = {}
     runs: dict[int, Run] = {}
     chosen = {name: value for name, value in options.items() if name not in _ALONE}
     for k, point in enumerate(points):
-        problem = placed.get(id(point.problem), point.problem)  # on its device once, however many runs it has
+        kind = (id(point.problem), point.algorithm.exact)
+        problem = placed.get(kind, point.problem)  # on its device once, however many runs it has
         plan = Plan(point.algorithm, problem, point.speeds, seed=point.seed, **chosen)
-        placed[id(point.problem)] = plan.problem
+        placed[kind] = plan.problem
         replicas[k] = Replica(plan, point.path)
     fingerprints: dict[int, str] = {}  # by problem, since they take long for much data
     for replica in replicas.values():

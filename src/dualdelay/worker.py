@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .compression import Packed
 from .core import Problem
 from .fleet import Message, answer
 from .messages import Array, Reply, Request
@@ -49,7 +50,7 @@ class Worker:
             model = self._own(x)
             gradient, loss = self._problem.gradient(model, self._worker, request.draw)
             done = answer(gradient, loss, model, self._message, self._held)
-            value = done.value.detach().cpu().numpy()
+            value = done.value.arrays() if isinstance(done.value, Packed) else done.value.detach().cpu().numpy()
         except Exception:
             reply = Reply(request, np.empty(0), False, float("nan"), time.perf_counter() - start, traceback.format_exc())
             keep = None

@@ -6,14 +6,15 @@ The same update is IA2SGD (the paper's later name) and ACE (Chang et al., 2025).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
+from ..compression import Compress, Packed, difference, require_compress
 from ..core import Algorithm, Arrival, Orders, send
 from ..draws import Draws
 from ..errors import require_one_of, require_whole
-from ..state import AggregateState, aggregate
+from ..memory import AggregateState, aggregate
 
 
 @dataclass(kw_only=True)
@@ -26,18 +27,23 @@ class DuDeState(AggregateState):
 class DuDe(Algorithm[DuDeState]):
     """Every arrival replaces its worker's gradient in the average of all workers' latest gradients."""
 
+    away: ClassVar[str] = "its gradient leaves the average until it reports again"
+
     wait_for: int = 1
     """Workers per update (the paper's c): 1 is fully asynchronous, n is synchronous SGD."""
     memory: Literal["server", "workers"] = "server"
     """Where the last gradients live: a table at the server, or each at its worker, which sends differences."""
     start: Literal["wait", "busy", "zeros"] = "wait"
     """First update: wait for all workers (the paper), keep them busy meanwhile, or begin with zero gradients."""
+    compress: Compress = None
+    """How differences are made small: "int8", a byte for each number, or the share of the largest numbers, such as 0.01."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_whole("wait_for", self.wait_for, 1)
         require_one_of("memory", self.memory, ("server", "workers"))
         require_one_of("start", self.start, ("wait", "busy", "zeros"))
+        require_compress(self.compress, self.memory)
 
     def init(self, x: Tensor, n: int, rng: Draws) -> DuDeState:
         require_whole(f"wait_for (with {n} workers)", self.wait_for, 1, n)
@@ -60,19 +66,15 @@ class DuDe(Algorithm[DuDeState]):
         ready, s.waiting = s.waiting, []
         return [send(worker) for worker in ready]
 
-    def message(self, gradient: Tensor, held: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        if self.memory == "server":
-            return gradient, None
-        if held is None:
-            return gradient, gradient.double()
-        delta = (gradient - held).to(gradient.dtype)
-        return delta, held + delta  # what was sent, not what was meant: rounding is mended by the next message
+    def message(self, gradient: Tensor, held: Tensor | None) -> tuple[Tensor | Packed, Tensor | None]:
+        return (gradient, None) if self.memory == "server" else difference(gradient, held, self.compress)
 
     def leave(self, s: DuDeState, worker: int, held: Tensor | None = None) -> Orders:
-        s.drop(worker, held)
+        s.gone(worker, held)
         s.missing.discard(worker)
         s.waiting = [other for other in s.waiting if other != worker]
         return self._update(s) if s.waiting else []
 
     def join(self, s: DuDeState, worker: int) -> Orders:
+        s.back(worker)
         return [send(worker)]

@@ -10,20 +10,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core import Algorithm, Arrival, Orders, send
+from ..core import Arrival, Orders, WaitsForNobody, send
 from ..draws import Draws
-from ..errors import BadInput, require_positive, require_whole
+from ..errors import BadInput, RunFailed, require_positive, require_whole
 from ..state import State, blocks
 
 
 @dataclass(kw_only=True)
 class FedBuffState(State):
     total: Tensor  # (d), float64: the buffer's weighted sum
-    waiting: list[int]  # who is in the buffer, in order of arrival
+    count: int = 0  # arrivals in the buffer
+    waiting: list[int]  # workers that idle until the next update
 
 
 @dataclass(frozen=True)
-class FedBuff(Algorithm[FedBuffState]):
+class FedBuff(WaitsForNobody[FedBuffState]):
     """An update is made from every ``buffer`` arrivals; fast workers fill it more often."""
 
     buffer: int = 10
@@ -49,11 +50,22 @@ class FedBuff(Algorithm[FedBuffState]):
         weight = 1.0 if self.staleness is None else (1.0 + s.version - a.job.version) ** -self.staleness
         for total, value in blocks(s.total, a.value):
             total.add_(value, alpha=weight)
+        s.count += 1
         s.waiting.append(a.worker)
-        full = len(s.waiting) == self.buffer
-        ready = s.waiting if self.wait and full else [] if self.wait else [a.worker]
-        if full:
+        if s.count == self.buffer:
             s.descend(s.total, self.lr, over=self.buffer)  # divided by the buffer's size, not by the sum of weights
             s.total.zero_()
-            s.waiting = []
+            s.count = 0
+        elif self.wait:
+            return []
+        ready, s.waiting = s.waiting, []
         return [send(worker) for worker in ready]
+
+    def leave(self, s: FedBuffState, worker: int, held: Tensor | None = None) -> Orders:
+        if self.wait and self.buffer > s.n - 1:
+            raise RunFailed(
+                f"worker {worker} left, and {s.n - 1} workers cannot fill a buffer of {self.buffer} with wait=True. Use a "
+                "smaller buffer, or wait=False."
+            )
+        s.waiting = [other for other in s.waiting if other != worker]
+        return super().leave(s, worker)

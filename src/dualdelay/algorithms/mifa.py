@@ -6,19 +6,20 @@ For its K local steps wrap the problem: ``LocalSteps(problem, k, lr)`` with the 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from ..core import Algorithm, Arrival, Orders, send
 from ..draws import Draws
 from ..errors import require_whole
-from ..state import AggregateState, aggregate
+from ..memory import AggregateState, aggregate
 
 
 @dataclass(kw_only=True)
 class MIFAState(AggregateState):
     rng: Draws
-    expected: int  # reports still to come in this round
+    asked: set[int]  # workers whose reports are still to come in this round
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class MIFA(Algorithm[MIFAState]):
 
     The first round is everybody's, so that every worker has a gradient to count with.
     """
+
+    away: ClassVar[str] = "it is not asked, and its last gradient goes on counting"
 
     active: int | None = None
     """How many workers are available in a round, drawn uniformly each time; None: all."""
@@ -38,14 +41,33 @@ class MIFA(Algorithm[MIFAState]):
 
     def init(self, x: Tensor, n: int, rng: Draws) -> MIFAState:
         require_whole(f"active (with {n} workers)", n if self.active is None else self.active, 1, n)
-        return MIFAState(weights=x, n=n, rng=rng, expected=n, **aggregate(x, n))
+        return MIFAState(weights=x, n=n, rng=rng, asked=set(range(n)), **aggregate(x, n))
 
     def step(self, s: MIFAState, a: Arrival) -> Orders:
         s.take(a.worker, a.value)
-        s.expected -= 1
-        if s.expected:
+        s.asked.discard(a.worker)
+        return self._update(s)
+
+    def _update(self, s: MIFAState) -> Orders:
+        if s.asked or not s.n:
             return []
         s.descend(s.total, self.lr, over=s.n)
-        s.expected = s.n if self.active is None else self.active
-        available = sorted(s.rng.permutation(s.n, s.version)[: s.expected].tolist())
-        return [send(worker) for worker in available]
+        there = s.present
+        drawn = s.rng.permutation(len(there), s.version)[: self.active].tolist()
+        s.asked = {there[k] for k in drawn}
+        return [send(worker) for worker in sorted(s.asked)]
+
+    def leave(self, s: MIFAState, worker: int, held: Tensor | None = None) -> Orders:
+        s.absent.add(worker)
+        waited_for = worker in s.asked
+        if waited_for and s.version == 0:
+            s.drop(worker)  # it has no gradient to count with
+        s.asked.discard(worker)
+        return self._update(s) if waited_for else []
+
+    def join(self, s: MIFAState, worker: int) -> Orders:
+        s.back(worker)
+        if s.asked:
+            return []  # until the next round
+        s.asked.add(worker)
+        return [send(worker)]

@@ -4,28 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from ..core import Algorithm, Arrival, Orders, send
-from ..draws import Draws
-from ..state import State
-
-
-@dataclass(kw_only=True)
-class ShuffledState(State):
-    rng: Draws
-    order: list[int]  # who gets the next jobs, first come last
+from .uniform import QueueState, UniformASGD
 
 
 @dataclass(frozen=True)
-class ShuffledASGD(Algorithm[ShuffledState]):
+class ShuffledASGD(UniformASGD):
     """The new model goes to the next worker of a random order, drawn anew every n jobs, and waits in its queue."""
 
-    def init(self, x: Tensor, n: int, rng: Draws) -> ShuffledState:
-        return ShuffledState(weights=x, n=n, rng=rng, order=[])
-
-    def step(self, s: ShuffledState, a: Arrival) -> Orders:
-        s.descend(a.value, self.lr)
+    def draw(self, s: QueueState) -> int:
         if not s.order:
-            s.order = s.rng.permutation(s.n, s.version).tolist()
-        return [send(s.order.pop())]
+            s.order = [s.present[k] for k in s.rng.permutation(s.n, s.drawn)]
+        return s.order.pop()

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from ..core import Algorithm, Arrival, Orders, send
 from ..draws import Draws
-from ..state import AggregateState, aggregate
+from ..memory import AggregateState, aggregate
 
 
 @dataclass(kw_only=True)
 class SIAGState(AggregateState):
-    expected: int  # reports still to come before the next update
+    rng: Draws
+    asked: set[int]  # workers whose reports the next update waits for
+    last: int = -1  # whose turn it was
 
 
 @dataclass(frozen=True)
@@ -23,14 +26,38 @@ class SIAG(Algorithm[SIAGState]):
     Before the first update every worker reports once.
     """
 
+    away: ClassVar[str] = "its gradient leaves the average, and its turns fall to the others"
+
     def init(self, x: Tensor, n: int, rng: Draws) -> SIAGState:
-        return SIAGState(weights=x, n=n, expected=n, **aggregate(x, n))
+        return SIAGState(weights=x, n=n, rng=rng, asked=set(range(n)), **aggregate(x, n))
+
+    def turn(self, s: SIAGState) -> int:
+        """Whose turn it is."""
+        return min(s.present, key=lambda worker: (worker <= s.last, worker))
 
     def step(self, s: SIAGState, a: Arrival) -> Orders:
         s.take(a.worker, a.value)
-        s.expected -= 1
-        if s.expected:
+        s.asked.discard(a.worker)
+        if s.asked:
             return []
         s.descend(s.total, self.lr, over=s.n)
-        s.expected = 1
-        return [send((s.version - 1) % s.n)]
+        return self.ask(s)
+
+    def ask(self, s: SIAGState) -> Orders:
+        """Send the model to whose turn it is."""
+        s.last = self.turn(s)
+        s.asked.add(s.last)
+        return [send(s.last)]
+
+    def leave(self, s: SIAGState, worker: int, held: Tensor | None = None) -> Orders:
+        s.gone(worker, held)
+        s.asked.discard(worker)
+        if s.asked or not s.present:
+            return []
+        if s.version == 0 and s.n:  # it was the last that the first update waited for
+            s.descend(s.total, self.lr, over=s.n)
+        return self.ask(s)
+
+    def join(self, s: SIAGState, worker: int) -> Orders:
+        s.back(worker)
+        return [] if s.asked else self.ask(s)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ..core import Algorithm, Arrival, Orders
+from ..core import Algorithm, Arrival, Orders, send
 from ..draws import Draws
 from ..state import State, blocks
 
@@ -16,22 +17,39 @@ from ..state import State, blocks
 class SyncState(State):
     total: Tensor  # (d), float64: this round's gradients so far
     count: int = 0
+    missing: set[int]  # workers that this round waits for
 
 
 @dataclass(frozen=True)
 class SyncSGD(Algorithm[SyncState]):
     """Every update averages one fresh gradient of each worker."""
 
+    away: ClassVar[str] = "the round goes on without it"
+
     def init(self, x: Tensor, n: int, rng: Draws) -> SyncState:
-        return SyncState(weights=x, n=n, total=x.new_zeros(x.shape, dtype=torch.float64))
+        return SyncState(weights=x, n=n, total=x.new_zeros(x.shape, dtype=torch.float64), missing=set(range(n)))
 
     def step(self, s: SyncState, a: Arrival) -> Orders:
         for total, value in blocks(s.total, a.value):
             total.add_(value)
         s.count += 1
-        if s.count < s.n:
+        s.missing.discard(a.worker)
+        return self._update(s)
+
+    def _update(self, s: SyncState) -> Orders:
+        if s.missing or s.count == 0:
             return []
-        s.descend(s.total, self.lr, over=s.n)
+        s.descend(s.total, self.lr, over=s.count)
         s.total.zero_()
-        s.count = 0
+        s.count, s.missing = 0, set(s.present)
         return self.first(s)
+
+    def leave(self, s: SyncState, worker: int, held: Tensor | None = None) -> Orders:
+        s.gone(worker)
+        s.missing.discard(worker)
+        return self._update(s)
+
+    def join(self, s: SyncState, worker: int) -> Orders:
+        s.back(worker)
+        s.missing.add(worker)
+        return [send(worker)]

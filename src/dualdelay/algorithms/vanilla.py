@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..core import Algorithm, Arrival, Orders, send
+from ..core import Arrival, Orders, WaitsForNobody, send
 from ..draws import Draws
 from ..state import State
 
 
 @dataclass(frozen=True)
-class VanillaASGD(Algorithm[State]):
+class VanillaASGD(WaitsForNobody[State]):
     """Every arrival is an update of its own, so a fast worker's data count for more."""
 
     def init(self, x: Tensor, n: int, rng: Draws) -> State:
@@ -21,11 +21,3 @@ class VanillaASGD(Algorithm[State]):
     def step(self, s: State, a: Arrival) -> Orders:
         s.descend(a.value, self.lr)
         return [send(a.worker)]
-
-    def leave(self, s: State, worker: int, held: Tensor | None = None) -> Orders:
-        s.n -= 1
-        return []
-
-    def join(self, s: State, worker: int) -> Orders:
-        s.n += 1
-        return [send(worker)]

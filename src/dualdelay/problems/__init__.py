@@ -7,6 +7,7 @@ from typing import Any
 from .batchnorm import without_batchnorm
 from .cifar10 import Cifar10
 from .digits import Digits
+from .full_gradients import FullGradients, exact
 from .local_steps import LocalSteps
 from .logistic import Logistic
 from .network import Network
@@ -18,6 +19,18 @@ PROBLEMS: dict[str, Any] = {
     "digits": Digits,
     "cifar10": Cifar10,
     "local_steps": LocalSteps,
+    "full_gradients": FullGradients,
 }
 
-__all__ = ["PROBLEMS", "Cifar10", "Digits", "LocalSteps", "Logistic", "Network", "Quadratic", "without_batchnorm"]
+__all__ = [
+    "PROBLEMS",
+    "Cifar10",
+    "Digits",
+    "FullGradients",
+    "LocalSteps",
+    "Logistic",
+    "Network",
+    "Quadratic",
+    "exact",
+    "without_batchnorm",
+]

@@ -158,6 +158,14 @@ class Minibatches:
                 "take a smaller batch or draw with replacement."
             )
 
+    def named(self, seed: int) -> Minibatches:
+        """Minibatches of the same sizes that another seed names."""
+        return Minibatches(len(self._batches), self._batches, seed, self._replacement)
+
+    def epoch(self, worker: int, size: int) -> int:
+        """How many minibatches have as many samples as the worker."""
+        return -(-size // self._batches[worker])
+
     def rows(self, worker: int, draw: int, size: int) -> Tensor:
         """The samples of a job, as positions in the worker's own ``size`` samples; not to be written to."""
         batch = self._batches[worker]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..core import OneAtATime, Problem, Together
-from ..errors import BadInput, require_positive, require_whole
+from ..core import Problem
+from ..errors import require_positive, require_whole
+from ..together import OneAtATime, Together
 from .data import digest
+from .wrapped import Wrapped
 
 
-class LocalSteps(Problem):
+class LocalSteps(Wrapped):
     """Another problem, each of whose jobs takes ``k`` SGD steps from the model x to y and reports (x - y) / lr.
 
     That value is the sum of the k gradients met on the way; for k = 1 it is the plain gradient. A job takes k times as
@@ -25,12 +27,10 @@ class LocalSteps(Problem):
     """
 
     def __init__(self, problem: Problem, k: int, lr: float) -> None:
-        if not isinstance(problem, Problem):
-            raise BadInput(f"problem is {problem!r}; expected a problem, on the shell with brackets, such as digits[].")
+        super().__init__(problem)
         require_whole("k", k, 1)
         require_positive("lr", lr)
-        self.problem, self.k, self.lr = problem, k, lr
-        self.workers, self.seed, self.measures = problem.workers, problem.seed, problem.measures
+        self.k, self.lr = k, lr
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -54,42 +54,11 @@ class LocalSteps(Problem):
     def batches(self, worker: int) -> int:
         return self.k * self.problem.batches(worker)
 
-    def start(self, seed: int) -> Tensor:
-        return self.problem.start(seed)
-
-    def evaluate(self, x: Tensor) -> dict[str, float]:
-        return self.problem.evaluate(x)
-
-    def measure(self, x: Tensor, worker: int) -> dict[str, Any]:
-        return self.problem.measure(x, worker)
-
-    def combine(self, x: Tensor, parts: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
-        return self.problem.combine(x, parts)
-
-    def model(self, x: Tensor) -> Any:
-        return self.problem.model(x)
-
-    def state_dict(self, x: Tensor) -> dict[str, Tensor]:
-        return self.problem.state_dict(x)
-
-    def flat(self, state_dict: Mapping[str, Tensor]) -> Tensor:
-        return self.problem.flat(state_dict)
-
     def fingerprint(self) -> str:
         return str(digest("local steps", self.k, self.lr, self.problem.fingerprint()).hexdigest())
 
-    def reseeded(self, seed: int) -> LocalSteps:
-        return LocalSteps(self.problem.reseeded(seed), self.k, self.lr)
-
-    @property
-    def parallel(self) -> bool:
-        return self.problem.parallel
-
-    def twin(self) -> LocalSteps:
-        return LocalSteps(self.problem.twin(), self.k, self.lr)
-
-    def on(self, device: str, precision: str = "float32") -> LocalSteps:
-        return LocalSteps(self.problem.on(device, precision), self.k, self.lr)
+    def around(self, problem: Problem) -> LocalSteps:
+        return LocalSteps(problem, self.k, self.lr)
 
     @property
     def kin(self) -> Hashable:

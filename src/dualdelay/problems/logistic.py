@@ -95,6 +95,13 @@ class Logistic(Problem):
         loss, gradient = self._on(x, *self._shards[worker].batch(self.indices(worker, draw)))
         return gradient, float(loss)
 
+    def epoch(self, worker: int) -> int:
+        return self._minibatches.epoch(worker, self._shards[worker].size)
+
+    def measure(self, x: Tensor, worker: int) -> dict[str, Any]:
+        loss, gradient = self._on(x, *self._pairs[worker])
+        return {"loss": float(loss), "samples": self._shards[worker].size, "gradient": gradient}
+
     def evaluate(self, x: Tensor) -> dict[str, float]:
         each = [self._on(x, *pair) for pair in self._pairs]
         norm = float(torch.stack([gradient for _, gradient in each]).mean(0).norm())

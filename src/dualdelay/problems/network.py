@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core import OneAtATime, Problem, Together
+from ..core import Problem
 from ..devices import lower
 from ..draws import Draws
 from ..errors import BadInput, require_one_of
+from ..together import OneAtATime, Together
 from .batchnorm import refuse_batchnorm
 from .data import Minibatches, Shard, digest, objectives
 from .flat_module import FlatModule, bits, flat_weights
@@ -118,13 +119,14 @@ class Network(Problem):
         return module
 
     def start(self, seed: int) -> Tensor:
-        if self._make is None:
-            return self._given.clone()
-        return flat_weights(self._made(seed)).to(self._given.device)
+        return self._given.clone() if self._make is None else flat_weights(self._made(seed)).to(self._given.device)
 
     def indices(self, worker: int, draw: int) -> Tensor:
         """The samples of a job, as positions in the worker's own data."""
         return self.minibatches.rows(worker, draw, self._shard(worker).size).clone()
+
+    def epoch(self, worker: int) -> int:
+        return self.minibatches.epoch(worker, self._shard(worker).size)
 
     def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
         rows = self.indices(worker, draw)
@@ -210,8 +212,7 @@ class Network(Problem):
         """The same data and model with other minibatches."""
         other = copy.copy(self)  # one module and one store of data for both
         other.seed, other._draws = seed, Draws(seed, "stochastic")
-        batch_size, replacement, _ = self._options
-        other.minibatches = Minibatches(self.workers, batch_size, seed, replacement)
+        other.minibatches = self.minibatches.named(seed)
         return other
 
     @property
@@ -221,8 +222,7 @@ class Network(Problem):
     def twin(self) -> Network:
         other = copy.copy(self)
         other.net = self.net.on(self._given.device)
-        batch_size, replacement, _ = self._options
-        other.minibatches = Minibatches(self.workers, batch_size, self.seed, replacement)
+        other.minibatches = self.minibatches.named(self.seed)  # what one thread has ahead is not another's
         return other
 
     def on(self, device: str, precision: str = "float32") -> Network:

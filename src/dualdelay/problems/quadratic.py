@@ -83,11 +83,18 @@ class Quadratic(Problem):
     def start(self, seed: int) -> Tensor:
         return self._x.clone()
 
-    def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
+    def _exact(self, x: Tensor, worker: int) -> tuple[Tensor, float]:
         away = x - self._centers[worker]
         curvature = self._curvatures[worker]
         gradient = away * curvature if self.scalar else curvature @ away
-        loss = 0.5 * float(away @ gradient)
+        return gradient, 0.5 * float(away @ gradient)
+
+    def measure(self, x: Tensor, worker: int) -> dict[str, Any]:
+        gradient, loss = self._exact(x, worker)
+        return {"loss": loss, "samples": 1, "gradient": gradient}
+
+    def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
+        gradient, loss = self._exact(x, worker)
         if self.noise:
             gradient += torch.from_numpy(self._draws.normals(len(x), worker, draw)) * self.noise
         return gradient, loss

@@ -1,0 +1,67 @@
+"""FedAsync: Xie, Koyejo and Gupta, "Asynchronous Federated Optimization", 2019.
+
+For its local steps wrap the problem: ``LocalSteps(problem, k, lr)`` with the same ``lr``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from ..core import Arrival, Orders, WaitsForNobody, send
+from ..draws import Draws
+from ..errors import BadInput, require_one_of, require_positive
+from ..state import State
+
+
+@dataclass(kw_only=True)
+class FedAsyncState(State):
+    models: list[Tensor]  # n of (d): what each worker was sent last
+
+
+@dataclass(frozen=True)
+class FedAsync(WaitsForNobody[FedAsyncState]):
+    """The server mixes the worker's model x_u - lr G into its own: x <- (1 - alpha_t) x + alpha_t (x_u - lr G).
+
+    alpha_t falls with the delay t - u, counted as in the paper, from 1 for a gradient at the newest model.
+    """
+
+    alpha: float = 0.6
+    """The weight of a worker's model before its delay is looked at."""
+    mixing: Literal["constant", "polynomial", "hinge"] = "constant"
+    """How the weight falls with the delay: not at all, as (delay + 1)^-a, or as 1 / (a (delay - b) + 1) beyond b."""
+    a: float | None = None
+    """How steeply; None: 0.5 for polynomial, 10 for hinge."""
+    b: float = 4.0
+    """The delay up to which hinge leaves the weight as it is."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.alpha <= 1:
+            raise BadInput(f"alpha is {self.alpha}; expected a weight above 0 and at most 1.")
+        require_one_of("mixing", self.mixing, ("constant", "polynomial", "hinge"))
+        require_positive("b", self.b)
+        if self.a is not None:
+            require_positive("a", self.a)
+
+    def init(self, x: Tensor, n: int, rng: Draws) -> FedAsyncState:
+        return FedAsyncState(weights=x, n=n, models=[x] * n)
+
+    def step(self, s: FedAsyncState, a: Arrival) -> Orders:
+        assert a.job is not None
+        weight = self.alpha * self._falls(s.version + 1 - a.job.version)
+        s.descend((s.weights - s.models[a.worker]) / self.lr + a.value, self.lr * weight)
+        s.models[a.worker] = s.x
+        return [send(a.worker)]
+
+    def _falls(self, delay: int) -> float:
+        if self.mixing == "polynomial":
+            return float((delay + 1) ** -(0.5 if self.a is None else self.a))
+        steep = 10.0 if self.a is None else self.a
+        return 1.0 if self.mixing == "constant" or delay <= self.b else 1 / (steep * (delay - self.b) + 1)
+
+    def join(self, s: FedAsyncState, worker: int) -> Orders:
+        s.models[worker] = s.x
+        return super().join(s, worker)

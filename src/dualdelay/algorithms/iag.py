@@ -1,0 +1,15 @@
+"""IAG: Blatt, Hero and Gauchman, "A Convergent Incremental Gradient Method with a Constant Step Size", 2007."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from .siag import SIAG
+
+
+@dataclass(frozen=True)
+class IAG(SIAG):
+    """sIAG with exact local gradients: one worker at a time, in turn, renews its own at the current model."""
+
+    exact: ClassVar[bool] = True
