@@ -143,6 +143,11 @@ class VirtualClock:
             heapq.heappop(self._heap)
         return None
 
+    @property
+    def never(self) -> list[int]:
+        """The workers whose jobs will never end."""
+        return sorted({due.worker for _, _, due in self._heap if due.time == math.inf and not self._is_cancelled(due)})
+
     def _is_cancelled(self, due: Due) -> bool:
         return due.kind == "arrival" and due.draw < self._cancelled.get(due.worker, 0)
 

@@ -110,7 +110,7 @@ def drive(
                     ended = "stop"
                 elif updates is not None and loop.state.version >= updates:
                     ended = "updates"
-                elif (due := loop.fleet.peek()) is None:
+                elif (due := loop.fleet.peek()) is None or loop.stuck:
                     raise nothing_due(loop)
                 elif limit is not None and due.time > limit:
                     loop.evaluate_before(math.nextafter(limit, math.inf))
@@ -150,14 +150,14 @@ def drive(
 
 
 def nothing_due(loop: Loop) -> RunFailed:
-    """Why a run cannot go on in which nothing will ever happen again."""
-    gone = sorted({job.worker for job in loop.fleet.in_flight})
+    """Why a run cannot go on in which there will never be another update."""
+    gone = loop.fleet.never
     if not gone:
         return RunFailed("nothing is in flight and nothing is due: the algorithm gave nobody anything to do.")
     who = f"worker {gone[0]}" if len(gone) == 1 else f"workers {', '.join(map(str, gone))}"
     return RunFailed(
         f"{type(loop.algorithm).__name__} waits for {who}, who will never come back: at time {loop.now:g}, after "
-        f"{loop.state.version} updates, nothing else is due. Tell the server who is away (changes=dd.told(absences), on "
+        f"{loop.state.version} updates, there can be no other. Tell the server who is away (changes=dd.told(absences), on "
         "the shell --absences), or use a method that waits for nobody (vanilla, or dude after its first update)."
     )
 

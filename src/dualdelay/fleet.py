@@ -114,6 +114,11 @@ class Fleet(ABC):
         return self.forget(worker)
 
     @property
+    def never(self) -> list[int]:
+        """The workers whose jobs are known never to end."""
+        return []
+
+    @property
     def in_flight(self) -> list[Job]:
         """The names of the jobs given and not yet arrived."""
         return [Job(worker, draw, model.version) for worker, jobs in self._jobs.items() for draw, model in jobs.items()]

@@ -96,7 +96,7 @@ class Group:
             due = self._fleet.peek()
             if updates is not None and loop.state.version >= updates:
                 self._end("updates", loop.now)
-            elif due is None:
+            elif due is None or loop.stuck:
                 raise nothing_due(loop)
             elif limit is not None and due.time > limit:
                 loop.evaluate_before(math.nextafter(limit, math.inf))

@@ -57,6 +57,10 @@ class LocalFleet(Fleet):
         due = self.clock.peek()
         return due is None or due.kind != "arrival" or self._gradients.known(due.worker, due.draw)
 
+    @property
+    def never(self) -> list[int]:
+        return self.clock.never if isinstance(self.clock, VirtualClock) else []
+
     def arrival(self, due: Due) -> Arrival:
         if due.kind == "wake":
             return Arrival(None, NOTHING, due.time, 0.0, math.nan)

@@ -20,6 +20,7 @@ from .state import State, Stepper, checksum
 from .trace import Recorder, Table
 
 _IN_A_ROW = 10  # rejected values from one worker before the run gives up
+_IN_VAIN = 100  # arrivals and wakes for each worker without an update, after which a run asks whether there will be one
 _OF_JOBS = ("arrival", "rejected", "failed", "wake")
 
 
@@ -54,6 +55,7 @@ class Loop:
         self._streaks: dict[int, int] = {}  # rejected values in a row, by worker
         self._checksum: tuple[int, int | Tensor] = (-1, 0)  # of the newest version seen
         self._looked_at = -1  # the version evaluated last
+        self._still = 0  # arrivals and wakes since the last update
 
     @property
     def table(self) -> Table:
@@ -64,6 +66,11 @@ class Loop:
     def moment(self) -> int:
         """How much has happened: it grows with every arrival, other event and scheduled evaluation."""
         return len(self.recorder) + len(self.recorder.events) + self._ticks
+
+    @property
+    def stuck(self) -> bool:
+        """Whether somebody will never come back, and much has happened since without an update."""
+        return self._still >= _IN_VAIN * self.problem.workers and bool(self.fleet.never)
 
     def begin(self) -> None:
         """Evaluate the start and give out the first jobs."""
@@ -120,6 +127,7 @@ class Loop:
             orders, arrival = self._step(a), a
             self.fleet.accept(a)
             self._streaks.pop(a.worker, None)
+        self._still = self._still + 1 if s.version == before else 0
         if orders:
             self._carry_out(orders)
         if arrival is not None:  # written down while the workers are busy again

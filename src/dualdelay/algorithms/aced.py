@@ -52,7 +52,7 @@ class ACED(Algorithm[ACEDState]):
     def _update(self, s: ACEDState) -> Orders:
         if s.missing:
             return []
-        most = 10 * s.size if self.max_delay is None else self.max_delay
+        most = 10 * len(s.present) if self.max_delay is None else self.max_delay
         for worker, version in enumerate(s.versions):
             if s.version + 1 - version > most:
                 s.drop(worker)

@@ -38,7 +38,7 @@ class RingmasterASGD(WaitsForNobody[RingmasterState]):
         return RingmasterState(weights=x, n=n, models=[0] * n)
 
     def step(self, s: RingmasterState, a: Arrival) -> Orders:
-        most = s.size if self.threshold is None else self.threshold
+        most = s.n if self.threshold is None else self.threshold
         if s.version - s.models[a.worker] < most:
             s.descend(a.value, self.lr)
         late = [i for i in s.present if s.version - s.models[i] >= most and i != a.worker] if self.stop else []

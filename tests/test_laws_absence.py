@@ -1,0 +1,135 @@
+"""What becomes of a run when a worker is not there: told to the server, or not."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import dualdelay as dd
+from helpers import archive, same, unlike
+from own import Killed, differences, kill_at, moves
+from tables import ALGORITHMS, CASES, LR
+
+SECONDS = (0.83, 1.37, 2.11, 3.01)
+BOUND = {"malenia": dd.MaleniaSGD(LR), "ringmaster": dd.RingmasterASGD(LR), "aced": dd.ACED(LR)}  # defaults that go by n
+ROWS = {**ALGORITHMS, **{f"{name} by n": method for name, method in BOUND.items()}}
+
+
+def without(worker, noise=0.0):
+    """Four workers, and the same without one of them."""
+    four = unlike(4, 2, curvatures=[1.0, 2.0, 0.5, 1.0], noise=noise)
+    centers, curvatures = four.settings["centers"], four.settings["curvatures"]
+    left = [i for i in range(4) if i != worker]
+    three = dd.Quadratic([centers[i] for i in left], [curvatures[i] for i in left], noise=noise)
+    return (four, dd.FixedSpeeds(SECONDS)), (three, dd.FixedSpeeds([SECONDS[i] for i in left])), left
+
+
+@pytest.mark.parametrize("change", [dd.leave, lambda worker, _: dd.join(worker, 1e6)], ids=["left", "not joined yet"])
+@pytest.mark.parametrize("row", [row for row in ROWS if row != "sag"])  # whose first worker is drawn from all, before
+def test_who_is_never_there_changes_nothing(row, change):
+    # with noise the last worker is away, so that the others keep their numbers, which name their noise
+    for worker, noise in ((3, 0.5), (1, 0.0), (0, 0.0)):
+        four, three, left = without(worker, noise)
+        run, models = archive(ROWS[row], *four, updates=50, changes=[change(worker, 0.0)])
+        expected, others = archive(ROWS[row], *three, updates=50)
+        assert same(models, others) and (run.trace.time == expected.trace.time).all()
+        assert run.trace.worker.tolist() == [left[k] for k in expected.trace.worker]
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_who_comes_and_goes_is_heard_while_it_is_there_and_the_run_can_be_stopped_and_replayed(row, tmp_path):
+    options = {"updates": 24, "changes": moves, "checkpoint_every": 3, "evaluate_every": 8}
+    problem, speeds = CASES["noisy"][0], dd.ExponentialSpeeds([1.0, 0.5, 3.0, 1.5], seed=1)
+    run = dd.simulate(ROWS[row], problem, speeds, folder=tmp_path / "straight", **options)
+    for worker, away in {3: [(0.0, 2.5)], 1: [(4.0, 7.0)], 0: [(9.0, math.inf)]}.items():
+        mine = run.trace.time[run.trace.worker == worker]
+        assert not any(((mine > start) & (mine < end)).any() for start, end in away)
+    assert run.version == 24 and (run.error is None or run.error < 1e-14)
+    with pytest.raises(Killed):
+        dd.simulate(ROWS[row], problem, speeds, folder=tmp_path / "killed", watch=(kill_at(11),), **options)
+    assert differences(dd.resume(tmp_path / "killed"), run) == []
+    assert torch.equal(dd.replay(tmp_path / "straight").x, run.x)
+
+
+FAST = 2.0**-5
+RESTING = {
+    "sync": dd.SyncSGD(FAST),
+    "siag": dd.SIAG(FAST),
+    "iag": dd.IAG(FAST),
+    "sag": dd.SAG(FAST),
+    "saga": dd.SAGA(FAST),
+    "malenia": dd.MaleniaSGD(FAST),
+    "ringleader": dd.RingleaderASGD(FAST),
+    "ca2fl": dd.CA2FL(FAST, buffer=2),
+    "aced": dd.ACED(FAST),
+    "sync by speed": dd.SyncBySpeed(FAST),
+    "dude int8": dd.DuDe(FAST, memory="workers", compress="int8"),
+    "dude sparse": dd.DuDe(FAST, memory="workers", compress=0.5),
+}
+
+
+@pytest.mark.parametrize("row", RESTING)
+@pytest.mark.parametrize("moment", [0.5, 33.25])
+def test_who_left_counts_no_more_and_who_is_back_counts_again(row, moment):
+    # (0 + 6) / 2 without worker 2, (6 + 12) / 2 without worker 0, and 6 with all three
+    for changes, limit in (
+        ([dd.leave(2, moment)], 3),
+        ([dd.leave(0, moment)], 9),
+        ([dd.leave(2, moment), dd.join(2, moment + 9.5)], 6),
+        ([dd.leave(2, moment), dd.leave(0, moment + 1.5), dd.join(2, moment + 3.25)], 9),
+    ):
+        run = dd.simulate(RESTING[row], *CASES["q3"], updates=1000, changes=changes, evaluate_every=1000)
+        assert float(run.x) == pytest.approx(limit, abs=1e-9), changes
+
+
+def test_mifa_goes_on_with_the_last_gradient_of_who_is_away():
+    # worker 2 reports at w = 0 only, -12 for good: (w - 0) + (w - 6) - 12 = 0; who never reported does not count
+    for moment, limit in ((4.5, 9), (0.5, 3)):
+        run = dd.simulate(dd.MIFA(LR), *CASES["q3"], updates=2500, changes=[dd.leave(2, moment)], evaluate_every=2500)
+        assert float(run.x) == pytest.approx(limit, abs=1e-9)
+
+
+def test_fedfix_sleeps_while_nobody_is_there():
+    changes = [dd.leave(worker, 5.5) for worker in range(3)] + [dd.join(worker, 100.25) for worker in range(3)]
+    run = dd.simulate(dd.FedFix(LR), *CASES["q3"], updates=2500, changes=changes, evaluate_every=2500)
+    wakes = [event["time"] for event in run.trace.events if event["kind"] == "wake"]
+    assert [time for time in wakes if 5.5 < time < 100.25] == [6.0] and np.diff(wakes).max() < 96
+    assert float(run.x) == pytest.approx(6, abs=0.3)
+
+
+def test_a_buffer_that_can_never_fill_says_so_and_is_saved(tmp_path):
+    method, folder = dd.FedBuff(LR, buffer=3, wait=True), tmp_path / "run"
+    with pytest.raises(dd.RunFailed, match=r"worker 1 left, and 2 workers cannot fill a buffer of 3"):
+        dd.simulate(method, *CASES["q3"], updates=30, changes=[dd.leave(1, 9.0)], folder=folder)
+    assert dd.resume(folder, time=8.0).version == 2
+
+
+GOES_ON = {  # without a word from worker 2, who is away from the start; the others wait for it, or run out of jobs
+    *("dude zeros", "vanilla", "fedbuff", "fedbuff wait", "fedbuff stale", "rescaled", "ca2fl", "rennala", "ringmaster"),
+    *("ringmaster stops", "delay adaptive", "fedasync", "fedfix", "fadas"),
+}
+
+
+@pytest.mark.parametrize("row", ALGORITHMS)
+def test_whoever_waits_for_ever_says_for_whom(row):
+    speeds = dd.AwaySpeeds(CASES["q3"][1], [(2, 0.0, None)])
+    if row in GOES_ON:
+        assert dd.simulate(ALGORITHMS[row], CASES["q3"][0], speeds, updates=30).version == 30
+        return
+    with pytest.raises(dd.RunFailed, match=r"waits for worker 2, who will never come back"):
+        dd.simulate(ALGORITHMS[row], CASES["q3"][0], speeds, updates=3000)
+
+
+def test_wakes_alone_do_not_keep_a_run_going():
+    speeds = dd.AwaySpeeds(CASES["q3"][1], [(worker, 10.5, None) for worker in range(3)])
+    with pytest.raises(dd.RunFailed, match=r"FedFix waits for workers 0, 1, 2, who will never come back"):
+        dd.simulate(dd.FedFix(LR), CASES["q3"][0], speeds, updates=30)
+
+
+def test_every_method_says_what_it_does_with_an_absent_worker():
+    for method in dd.ALGORITHMS.values():
+        assert method.away != dd.Algorithm.away and method.leave is not dd.Algorithm.leave
+        assert method.join is not dd.Algorithm.join
