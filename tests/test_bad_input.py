@@ -59,6 +59,19 @@ class Hoarder(dd.Algorithm[Any]):
         return [dd.send(a.worker)]
 
 
+WRONG: list[tuple[Any, str, Any]] = [
+    *((kind, "gradients", value) for kind in (dd.MaleniaSGD, dd.RennalaSGD) for value in (0, 2.5)),
+    *((kind, "buffer", value) for kind in (dd.CA2FL, dd.FADAS, dd.FedBuff) for value in (0, 1.5)),
+    *((dd.FADAS, "betas", value) for value in ((0.9, 1.0), (-0.1, 0.9), (0.9,), 0.9)),
+    *((dd.FADAS, "eps", 0.0), (dd.FADAS, "late", 0)),
+    *((dd.ACED, "max_delay", value) for value in (0, -1.0, nan, "10")),
+    *((dd.FedAsync, "alpha", value) for value in (0.0, 1.5, "1")),
+    *((dd.FedAsync, "mixing", "linear"), (dd.FedAsync, "a", 0.0), (dd.FedAsync, "b", -1.0)),
+    *((dd.GeneralizedASGD, "probabilities", value) for value in ([0.5, 0.6], [0.0, 1.0], [], 0.5)),
+    *((dd.RingmasterASGD, "threshold", value) for value in (0, math.inf)),
+    *((dd.SyncBySpeed, "least", 0), (dd.DelayAdaptiveASGD, "delay", "age"), (dd.FedFix, "period", 0.0)),
+]
+
 # Each line: what is given, and words of the message that say what it was and what was expected.
 CONSTRUCTIONS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     **{f"lr {lr}": (lambda lr=lr: dd.DuDe(lr), ("lr", repr(lr), "above zero")) for lr in (0, -1.0, nan, math.inf, "0.1")},
@@ -66,6 +79,13 @@ CONSTRUCTIONS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     **{
         f"speed {s}": (lambda s=s: dd.FixedSpeeds([1.0, s, 4.0]), ("times[1]", str(s), "above zero"))
         for s in (0.0, -2.0, nan, math.inf)
+    },
+    **{
+        f"{kind.__name__} {name} {value}": (
+            lambda k=kind, n=name, v=value: k(0.1, **{n: v}),
+            (f"{name} is {value!r}", "expected"),
+        )
+        for kind, name, value in WRONG
     },
     "no speeds": (lambda: dd.FixedSpeeds([]), ("times", "empty")),
     "speeds that are none": (lambda: dd.FixedSpeeds(["a"]), ("times", "'a'")),
@@ -158,6 +178,10 @@ CALLS: dict[str, tuple[Callable[[], dict[str, Any]], tuple[str, ...]]] = {
     "a buffer that cannot fill": (
         lambda: plain(algorithm=dd.FedBuff(LR, buffer=4, wait=True)),
         ("buffer", "4", "3 workers"),
+    ),
+    "probabilities for others": (
+        lambda: plain(algorithm=dd.GeneralizedASGD(LR, [0.5, 0.5])),
+        ("probabilities has 2 entries", "expected 3"),
     ),
     "more active than there are": (lambda: plain(algorithm=dd.MIFA(LR, active=4)), ("active", "4", "1..3")),
     "no end": (lambda: plain(updates=None), ("updates", "time", "at least one")),

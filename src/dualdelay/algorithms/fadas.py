@@ -43,7 +43,7 @@ class FADAS(WaitsForNobody[FADASState]):
         super().__post_init__()
         require_whole("buffer", self.buffer, 1)
         require_positive("eps", self.eps)
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+        if not isinstance(self.betas, (tuple, list)) or [0 <= beta < 1 for beta in self.betas] != [True, True]:
             raise BadInput(f"betas is {self.betas}; expected two numbers of zero or more, and below 1.")
         if self.late is not None:
             require_whole("late", self.late, 1)

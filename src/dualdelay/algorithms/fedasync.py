@@ -39,8 +39,9 @@ class FedAsync(WaitsForNobody[FedAsyncState]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.alpha <= 1:
-            raise BadInput(f"alpha is {self.alpha}; expected a weight above 0 and at most 1.")
+        require_positive("alpha", self.alpha)
+        if self.alpha > 1:
+            raise BadInput(f"alpha is {self.alpha}; expected a weight of 1 at most.")
         require_one_of("mixing", self.mixing, ("constant", "polynomial", "hinge"))
         require_positive("b", self.b)
         if self.a is not None:

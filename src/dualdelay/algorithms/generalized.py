@@ -29,8 +29,10 @@ class GeneralizedASGD(UniformASGD):
     def __post_init__(self) -> None:
         super().__post_init__()
         p = self.probabilities
-        if p is not None and (len(p) == 0 or not all(q > 0 for q in p) or abs(math.fsum(p) - 1) > 1e-6):
-            raise BadInput(f"probabilities is {p}; expected a number above 0 for each worker, 1 in all.")
+        if p is not None and (
+            not isinstance(p, (tuple, list)) or not all(q > 0 for q in p) or abs(math.fsum(p) - 1) > 1e-6
+        ):
+            raise BadInput(f"probabilities is {p}; expected a list with a number above 0 for each worker, 1 in all.")
 
     def init(self, x: Tensor, n: int, rng: Draws) -> QueueState:
         if self.probabilities is not None and len(self.probabilities) != n:
