@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -62,6 +64,14 @@ def test_local_steps_with_them_are_exact_each():
     assert torch.allclose(found, first + second, rtol=0, atol=1e-15)
 
 
+def test_a_network_that_evaluates_without_gradients_has_them_all_the_same():
+    model = mlp()
+    lean, rich = (dd.Network(model, nn.functional.cross_entropy, shards(), 4, full_gradient=full) for full in (False, True))
+    x = rich.start(0)
+    found, expected = (dd.FullGradients(problem).gradient(x, 1, 0)[0] for problem in (lean, rich))
+    assert torch.equal(found, expected) and math.isnan(dd.FullGradients(lean).evaluate(x)["gradient_norm"])
+
+
 class Opaque(dd.Quadratic):
     measure = dd.Problem.measure
 
@@ -69,8 +79,5 @@ class Opaque(dd.Quadratic):
 def test_a_problem_that_has_none_says_so():
     with pytest.raises(dd.BadInput, match="Opaque gives no exact local gradients"):
         dd.simulate(dd.IAG(LR), Opaque([[0.0], [1.0]]), dd.FixedSpeeds([1.0, 1.0]), updates=1)
-    lean = dd.Network(mlp(), nn.functional.cross_entropy, shards(), 4, full_gradient=False)
-    with pytest.raises(dd.BadInput, match="full_gradient=True"):
-        dd.simulate(dd.SAGA(LR), lean, dd.FixedSpeeds([1.0] * len(shards())), updates=1)
     with pytest.raises(dd.BadInput, match="expected a problem"):
         dd.FullGradients("digits")

@@ -18,7 +18,10 @@ Grid = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Delays:
-    """How stale the gradients of a run were."""
+    """How stale the gradients of a run were, if each is first used by the next update after its arrival.
+
+    That is so for all methods here but two: Ringmaster ignores some, and Ringleader sets some aside for its next round.
+    """
 
     tau_max: int
     """The largest model delay of any gradient in use."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from torch import Tensor
@@ -10,6 +11,7 @@ from ..core import Problem
 from ..errors import BadInput
 from .data import digest
 from .local_steps import LocalSteps
+from .network import Network
 from .wrapped import Wrapped
 
 
@@ -28,6 +30,9 @@ class FullGradients(Wrapped):
                 f"{type(problem).__name__} gives no exact local gradients; use a problem that does (quadratic, logistic, a "
                 "network), or give it 'measure'."
             )
+        self._source = source = copy.copy(problem)
+        if isinstance(source, Network):
+            source.full_gradient = True  # here, whether or not an evaluation takes the trouble
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -35,9 +40,7 @@ class FullGradients(Wrapped):
         return {"problem": self.problem}
 
     def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
-        found = self.problem.measure(x, worker)
-        if found["gradient"] is None:
-            raise BadInput("exact local gradients need a network with full_gradient=True; this one was made without.")
+        found = self._source.measure(x, worker)
         return found["gradient"].to(x.dtype), found["loss"]
 
     def batches(self, worker: int) -> int:

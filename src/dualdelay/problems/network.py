@@ -78,7 +78,7 @@ class Network(Problem):
         self.scales = [1.0] * self.workers  # each F_i's factor in F = (1/n) sum_i scale_i F_i
         if weights == "samples":
             self.scales = [self.workers * size / sum(sizes) for size in sizes]
-        self.loss, self._stochastic, self._full_gradient = loss, stochastic, full_gradient
+        self.loss, self._stochastic, self.full_gradient = loss, stochastic, full_gradient
         self._draws = Draws(seed, "stochastic")
         self._make = None if isinstance(model, nn.Module) else model
         module = copy.deepcopy(model) if isinstance(model, nn.Module) else self._made(0)
@@ -146,7 +146,7 @@ class Network(Problem):
     def _over_all(self, worker: int, shard: Shard) -> tuple[Tensor, Tensor | None]:
         """A worker's loss over all its samples, and its gradient if wanted, in float64 and still on the device."""
         loss = torch.zeros((), dtype=torch.float64, device=self._given.device)
-        total = torch.zeros_like(self._given, dtype=torch.float64) if self._full_gradient else None
+        total = torch.zeros_like(self._given, dtype=torch.float64) if self.full_gradient else None
         for inputs, targets in shard.pieces():
             share = len(inputs) / shard.size
             with torch.set_grad_enabled(total is not None):
@@ -199,7 +199,7 @@ class Network(Problem):
 
     def fingerprint(self) -> str:
         hashed = digest(
-            repr(self.net.module), name_of(self.loss), self._options, self.seed, self._stochastic, self._full_gradient
+            repr(self.net.module), name_of(self.loss), self._options, self.seed, self._stochastic, self.full_gradient
         )
         with seeded(0):  # augmented samples are drawn anew each time
             self._shards.digest(hashed)
