@@ -49,7 +49,7 @@ def test_jobs_name_their_gradients_and_steps_follow_the_mean_of_the_latest(row, 
             steps = steps + sum(sent.values()) * (algorithm.lr / problem.workers)
             assert row not in FOLLOWING or torch.allclose(s.x.double(), start.double() - steps, **close)
 
-    run = dd.simulate(algorithm, problem, speeds, updates=40, watch=[check], evaluate_every=40)
+    run = dd.simulate(algorithm, problem, speeds, updates=25, watch=[check], evaluate_every=25)
     assert same(lent, models)
     assert row not in AGGREGATING or (run.error == 0.0 if single else run.error < 1e-14)
 

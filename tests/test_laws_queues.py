@@ -24,7 +24,7 @@ CANCELLING = ("malenia", "rennala", "ringmaster stops")  # a cancelled job's dra
 @pytest.mark.parametrize("row", ALGORITHMS)
 def test_a_worker_does_its_jobs_in_order(row, case):
     # I-15: first in, first out; every draw is used once; no version is older than the one before
-    trace = dd.simulate(ALGORITHMS[row], *CASES[case], updates=60, evaluate_every=60).trace
+    trace = dd.simulate(ALGORITHMS[row], *CASES[case], updates=30, evaluate_every=30).trace
     for worker in set(trace.worker):
         mine = trace.worker == worker
         time, seconds, draw, version = (trace[name][mine] for name in ("time", "seconds", "draw", "version"))

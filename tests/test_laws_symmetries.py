@@ -78,7 +78,7 @@ def test_a_buffer_of_one_is_vanilla(case):
 
 
 @pytest.mark.parametrize("row", [row for row in ALGORITHMS if row != "fedfix"])  # whose period is in seconds
-@settings(few, max_examples=4)
+@settings(few, max_examples=2)
 @given(st.lists(st.floats(0.1, 5.0), min_size=4, max_size=4), st.integers(-3, 5))
 def test_time_scales(row, seconds, k):
     # I-14: times a power of two is exact in binary, so not one bit of the weights and no order may change

@@ -552,10 +552,10 @@ def test_a_run_that_diverged_is_kept_in_its_folder_as_a_single_one_is(tmp_path: 
 
 
 def test_every_method_in_a_killed_sweep_ends_as_in_one_never_stopped(tmp_path: Path) -> None:
-    grid = {"algorithm": list(ALGORITHMS.values()), "lr": [LR, 0.05]}
+    grid = {"algorithm": list(ALGORITHMS.values())[::2], "lr": [LR, 0.05]}  # by one of two, for there are many
     options = {"updates": 12, "evaluate_every": 3, "checkpoint_every": 4, "batch": True}
     (tmp_path / "images").mkdir()
-    metric = images(tmp_path / "run", tmp_path / "images", [90, 130])
+    metric = images(tmp_path / "run", tmp_path / "images", [45, 65])
     straight = dd.sweep(grid, noisy, pace, folder=tmp_path / "run", metrics={"image": metric}, **options)
     assert len(list((tmp_path / "images").iterdir())) == 2
     for image in sorted((tmp_path / "images").iterdir()):
