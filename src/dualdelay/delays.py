@@ -20,7 +20,8 @@ Grid = npt.NDArray[np.int64]
 class Delays:
     """How stale the gradients of a run were, if each is first used by the next update after its arrival.
 
-    That is so for all methods here but two: Ringmaster ignores some, and Ringleader sets some aside for its next round.
+    That is so for all methods here but three: Ringmaster ignores some, ACED leaves out old ones, and Ringleader sets some
+    aside for its next round.
     """
 
     tau_max: int

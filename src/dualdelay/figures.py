@@ -72,6 +72,7 @@ class Panel:
     ylabel: str
     curves: Sequence[Curve]
     steps: bool = False  # whether the horizontal axis is of the points themselves, on a logarithmic scale
+    log: str = ""  # which axes are logarithmic: "y", "x" or both
 
 
 _SHADES = ("#661100", "#44AA99", "#332288", "#882255", "#AA4499", "#999933")  # of variants, by their number
@@ -129,6 +130,9 @@ def _fill(axis: Any, panel: Panel) -> dict[str, Any]:
         axis.minorticks_off()
     else:
         axis.locator_params(axis="x", nbins=5)
+    for name in panel.log:
+        axis.set(**{f"{name}scale": "log"})
+        axis.tick_params(which="both", labelsize=8)
     axis.grid(alpha=0.25)
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)

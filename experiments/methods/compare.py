@@ -1,0 +1,159 @@
+"""All methods on unlike workers: the loss over simulated time, each method at its own best step.
+
+python experiments/methods/compare.py [--quick]
+
+computes what is missing, on two shared cores in half an hour, and writes a figure and tables; killed, it goes on
+where it was. With --quick it is a trial over a twentieth of the time, which is kept elsewhere.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from page import fill
+from runs import compute, outcomes
+from settings import ENTRIES, EVALUATIONS, FAMILIES, LABELS, SEEDS, SETTINGS, STDS
+
+import dualdelay as dd
+from dualdelay.figures import Curve, Panel, draw_panels
+from dualdelay.files import write
+from dualdelay.paper.tables import Choice, Outcome, by_step, choose, markdown
+
+HERE = Path(__file__).parent
+DOCS = HERE.parent.parent / "docs"
+HEIGHT = {"logistic": "F - F*", "digits": "F"}
+
+
+def best_of(found: Sequence[Outcome]) -> dict[tuple[str, float], dict[str, Choice]]:
+    """The chosen step of each method, by setting and method."""
+    best: dict[tuple[str, float], dict[str, Choice]] = {}
+    for choice in choose(found):
+        best.setdefault(choice.panel, {})[choice.method] = choice
+    return {setting: dict(sorted(some.items(), key=lambda item: _mean(item[1]))) for setting, some in best.items()}
+
+
+def _mean(choice: Choice) -> float:
+    return float(np.mean(choice.values("objective")))
+
+
+def _power(lr: float) -> str:
+    return f"2<sup>{np.log2(lr):g}</sup>"
+
+
+def summary(best: dict[tuple[str, float], dict[str, Choice]], tried: dict[tuple[tuple[str, float], str], int]) -> str:
+    """The main table: where each method ends in each setting, its rank there, and its step."""
+    rows = [["method", *(f"{problem}, std = {std:g}" for problem, std in best), "mean rank", "steps tried"]]
+    ranks = {
+        s: {e: 1 + sum(_mean(o) < _mean(c) for o in some.values()) for e, c in some.items()} for s, some in best.items()
+    }
+    place = {entry: float(np.mean([ranks[s][entry] for s in best])) for entry in ENTRIES}
+    for entry in sorted(ENTRIES, key=lambda entry: place[entry]):
+        cells = []
+        for setting, some in best.items():
+            choice, rank = some[entry], ranks[setting][entry]
+            text = f"{_mean(choice):.2g}" if _mean(choice) < 0.1 else f"{_mean(choice):.3f}"
+            edge = ", edge" if choice.edge else ""
+            cells.append(
+                f"{'**' if rank == 1 else ''}{text}{'**' if rank == 1 else ''} ({rank}; {_power(choice.lr)}{edge})"
+            )
+        steps = [tried[setting, entry] for setting in best]
+        rows.append([LABELS[entry], *cells, f"{place[entry]:.1f}", f"{min(steps)} to {max(steps)}"])
+    return markdown(rows)
+
+
+def details(best: dict[tuple[str, float], dict[str, Choice]]) -> str:
+    """What else is known of the runs at the chosen steps."""
+    rows = [
+        ["setting", "method", "step", "at the end, by seed", "F less DuDe's, by seed", "accuracy", "updates", "tau_max"]
+    ]
+    for (problem, std), some in best.items():
+        mine = some["dude"].values("objective")
+        for entry, choice in some.items():
+            values = choice.values("objective")
+            each = " ".join(f"{value:.3g}" for value in values)
+            apart = " ".join(f"{value:+.2g}" for value in values - mine)
+            cells = [f"{problem}, std = {std:g}", LABELS[entry], _power(choice.lr), each, apart]
+            cells += [f"{np.mean(choice.values('accuracy')):.3f}", f"{np.mean([run.updates for run in choice.runs]):,.0f}"]
+            rows.append([*cells, " ".join(str(run.tau_max) for run in choice.runs)])
+    return markdown(rows)
+
+
+def steps(found: Sequence[Outcome]) -> str:
+    """The mean over seeds at the end for every step tried."""
+    powers = sorted({run.lr for run in found})
+    rows = [["setting", "method", *map(_power, powers)]]
+    table = by_step(found)
+    for (problem, std), entry in table:
+        ends = {lr: np.mean([run.final("objective") for run in runs]) for lr, runs in table[(problem, std), entry].items()}
+        cells = [f"{ends[lr]:.3g}" if lr in ends else "" for lr in powers]
+        rows.append([f"{problem}, std = {std:g}", LABELS[entry], *cells])
+    return markdown(rows)
+
+
+def biased() -> str:
+    """Where vanilla ASGD tends to, worked out from the data and the speeds without a run."""
+    rows = [["setting", *(f"seed {seed}" for seed in SEEDS), "mean"]]
+    for setting in SETTINGS:
+        if setting.problem == "logistic":
+            values = [setting.biased(seed) for seed in SEEDS]
+            cells = [f"{value:.4f}" for value in (*values, np.mean(values))]
+            rows.append([f"{setting.problem}, std = {setting.std:g}", *cells])
+    return markdown(rows)
+
+
+def away() -> str:
+    """What each method does with a worker that is not there."""
+    rows = [["method", "name", "a worker that is away"]]
+    rows += [[LABELS[name], f"`{name}`", method.away] for name, method in dd.ALGORITHMS.items()]
+    return markdown(rows)
+
+
+def figure(best: dict[tuple[str, float], dict[str, Choice]], path: Path) -> None:
+    """A row for each problem and a column for each family, at the most uneven speeds."""
+    rows = []
+    share = np.linspace(0, 1, EVALUATIONS + 1)
+    for problem, height in HEIGHT.items():
+        some = best[problem, STDS[0]]
+        panels = []
+        for family, entries in FAMILIES.items():
+            curves = []
+            for entry in entries:
+                runs = [run for run in some[entry].runs if run.failed is None]
+                values = np.mean([run.curves["objective"] for run in runs], axis=0)
+                curves.append(Curve(entry, LABELS[entry], share, values))
+            panels.append(Panel(f"{problem}: {family}", "simulated time, as a share of all", height, curves, log="y"))
+        rows.append(panels)
+    caption = (
+        f"10 unlike workers with speeds TN(1, {STDS[0]:g}); the mean of {len(SEEDS)} seeds, each method at its own best "
+        "step; DuDe is drawn in every panel"
+    )
+    draw_panels(rows, path, caption)
+
+
+def main(quick: bool) -> None:
+    """Compute what is missing, then write everything."""
+    settings = [replace(setting, arrivals=200) for setting in SETTINGS] if quick else SETTINGS
+    folder = Path("runs/methods-quick") if quick else HERE / "results"
+    books = compute(settings, folder)
+    found = [run for setting in settings for run in outcomes(setting, books[setting]) if run.seed in SEEDS]
+    best = best_of(found)
+    best = {(s.problem, s.std): best[s.problem, s.std] for s in settings}
+    tried = {key: len(ends) for key, ends in by_step(found).items()}
+    parts = {"table": summary(best, tried), "details": details(best), "steps": steps(found), "away": away()}
+    parts["biased"] = biased()
+    for name, text in parts.items():
+        write(folder / f"{name}.md", text.encode())
+    figure(best, folder / "methods")
+    if not quick:
+        write(DOCS / "methods.png", (folder / "methods.png").read_bytes())
+        (folder / "methods.png").unlink()
+        fill(**{name: parts[name] for name in ("table", "biased", "away")})
+    print(parts["table"])
+
+
+if __name__ == "__main__":
+    main("--quick" in sys.argv[1:])
