@@ -126,6 +126,13 @@ def kill(fleet: dd.RayFleet, worker: int) -> None:
     os.kill(fleet.places[worker][1], signal.SIGKILL)
 
 
+@dataclass(frozen=True)
+class Stubborn(dd.SyncSGD):
+    """Synchronous SGD without a rule for workers that leave."""
+
+    leave = dd.Algorithm.leave
+
+
 def check(run: dd.Run, folder: Any, problem: dd.Problem, **given: Any) -> dd.Run:
     """The audit holds, and the record replays to the same bits."""
     if run.error is not None:

@@ -99,11 +99,12 @@ def test_fedfix_sleeps_while_nobody_is_there():
     assert float(run.x) == pytest.approx(6, abs=0.3)
 
 
-def test_a_buffer_that_can_never_fill_says_so_and_is_saved(tmp_path):
-    method, folder = dd.FedBuff(LR, buffer=3, wait=True), tmp_path / "run"
-    with pytest.raises(dd.RunFailed, match=r"worker 1 left, and 2 workers cannot fill a buffer of 3"):
-        dd.simulate(method, *CASES["q3"], updates=30, changes=[dd.leave(1, 9.0)], folder=folder)
-    assert dd.resume(folder, time=8.0).version == 2
+def test_a_buffer_that_waits_is_no_larger_than_the_fleet():
+    # all three wait for one another until worker 2 leaves at 9, while the others idle: then 0 and 6 are left, or 0 and 12
+    method = dd.FedBuff(2.0**-5, buffer=3, wait=True)
+    for gone, limit in ((2, 3), (1, 6)):
+        run = dd.simulate(method, *CASES["q3"], updates=1000, changes=[dd.leave(gone, 11.0)], evaluate_every=1000)
+        assert float(run.x) == pytest.approx(limit, abs=1e-9)
 
 
 GOES_ON = {  # without a word from worker 2, who is away from the start; the others wait for it, or run out of jobs

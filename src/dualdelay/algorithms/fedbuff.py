@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..core import Arrival, Orders, WaitsForNobody, send
 from ..draws import Draws
-from ..errors import BadInput, RunFailed, require_positive, require_whole
+from ..errors import BadInput, require_positive, require_whole
 from ..state import State, blocks
 
 
@@ -52,8 +52,11 @@ class FedBuff(WaitsForNobody[FedBuffState]):
             total.add_(value, alpha=weight)
         s.count += 1
         s.waiting.append(a.worker)
-        if s.count == self.buffer:
-            s.descend(s.total, self.lr, over=self.buffer)  # divided by the buffer's size, not by the sum of weights
+        return self._update(s)
+
+    def _update(self, s: FedBuffState) -> Orders:
+        if s.count >= (min(self.buffer, s.n) if self.wait else self.buffer):
+            s.descend(s.total, self.lr, over=s.count)  # divided by the number of arrivals, not by the sum of weights
             s.total.zero_()
             s.count = 0
         elif self.wait:
@@ -62,10 +65,6 @@ class FedBuff(WaitsForNobody[FedBuffState]):
         return [send(worker) for worker in ready]
 
     def leave(self, s: FedBuffState, worker: int, held: Tensor | None = None) -> Orders:
-        if self.wait and self.buffer > s.n - 1:
-            raise RunFailed(
-                f"worker {worker} left, and {s.n - 1} workers cannot fill a buffer of {self.buffer} with wait=True. Use a "
-                "smaller buffer, or wait=False."
-            )
+        s.gone(worker)
         s.waiting = [other for other in s.waiting if other != worker]
-        return super().leave(s, worker)
+        return self._update(s) if s.waiting else []

@@ -1,4 +1,6 @@
-"""FedFix: Fraboni, Vidal, Kameni and Lorenzi, "A General Theory for Federated Optimization with Asynchronous ...", 2023."""
+"""FedFix: Fraboni, Vidal, Kameni and Lorenzi, "A General Theory for Federated Optimization with Asynchronous and
+Heterogeneous Clients Updates", 2023.
+"""
 
 from __future__ import annotations
 

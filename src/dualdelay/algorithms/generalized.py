@@ -1,4 +1,6 @@
-"""Generalized AsyncSGD: Leconte, Jonckheere, Samsonov and Moulines, "Queuing dynamics of asynchronous FL", 2024."""
+"""Generalized AsyncSGD: Leconte, Jonckheere, Samsonov and Moulines, "Queuing dynamics of asynchronous Federated Learning",
+2024.
+"""
 
 from __future__ import annotations
 

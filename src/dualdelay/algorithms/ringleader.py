@@ -1,4 +1,6 @@
-"""Ringleader ASGD: Maranjyan and Richtarik, "Optimal Asynchronous SGD under Data Heterogeneity", 2025."""
+"""Ringleader ASGD: Maranjyan and Richtarik, "Ringleader ASGD: The First Asynchronous SGD with Optimal Time Complexity under
+Data Heterogeneity", 2025.
+"""
 
 from __future__ import annotations
 

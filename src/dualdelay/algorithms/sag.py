@@ -1,4 +1,6 @@
-"""SAG: Le Roux, Schmidt and Bach, "A Stochastic Gradient Method with an Exponential Convergence Rate", 2012."""
+"""SAG: Le Roux, Schmidt and Bach, "A Stochastic Gradient Method with an Exponential Convergence Rate for Finite Training
+Sets", 2012.
+"""
 
 from __future__ import annotations
 

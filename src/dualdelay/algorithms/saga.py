@@ -1,4 +1,6 @@
-"""SAGA: Defazio, Bach and Lacoste-Julien, "SAGA: A Fast Incremental Gradient Method", 2014."""
+"""SAGA: Defazio, Bach and Lacoste-Julien, "SAGA: A Fast Incremental Gradient Method With Support for Non-Strongly Convex
+Composite Objectives", 2014.
+"""
 
 from __future__ import annotations
 
