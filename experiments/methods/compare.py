@@ -129,8 +129,8 @@ def figure(best: dict[tuple[str, float], dict[str, Choice]], path: Path) -> None
         rows.append(panels)
     caption = (
         f"10 unlike workers with speeds TN(1, {STDS[0]:g}); the mean of {len(SEEDS)} seeds, each method at its own best "
-        "step; DuDe is drawn in every panel. Where methods differ a lot the mean is mostly that of the seed with the fastest "
-        "worker"
+        "step; DuDe is drawn in every panel. Where methods differ a lot the mean is mostly that of the seed with the "
+        "fastest worker"
     )
     draw_panels(rows, path, caption)
 
