@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -49,9 +49,10 @@ class State:
         self.size = self.size or self.n
 
     @property
-    def present(self) -> list[int]:
+    def present(self) -> Sequence[int]:
         """The workers that are there, in order."""
-        return [worker for worker in range(self.size) if worker not in self.absent]
+        everybody = range(self.size)
+        return [worker for worker in everybody if worker not in self.absent] if self.absent else everybody
 
     def gone(self, worker: int, held: Tensor | None = None) -> None:
         """A worker is not there any more and does not count; ``held`` is what it kept."""

@@ -53,7 +53,6 @@ class GeneralizedASGD(UniformASGD):
         return s.present[bisect_right(list(accumulate(p[:-1])), u)]
 
     def step(self, s: QueueState, a: Arrival) -> Orders:
-        s.jobs[a.worker] -= 1
         weight = 1.0 if self.probabilities is None else s.n * self._chances(s)[s.present.index(a.worker)]
         s.descend(a.value, self.lr, over=weight)
-        return self._fill(s)
+        return self.refill(s, a.worker)

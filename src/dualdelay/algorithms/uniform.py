@@ -16,6 +16,7 @@ from ..state import State
 class QueueState(State):
     rng: Draws
     jobs: list[int]  # how many each worker has
+    flying: int  # how many that is in all
     drawn: int = 0  # workers drawn so far
     order: list[int]  # who is drawn next, last first, where that is decided ahead
 
@@ -30,32 +31,34 @@ class UniformASGD(Algorithm[QueueState]):
     away: ClassVar[str] = "its jobs are given to others, but for one: there are as many jobs as workers"
 
     def init(self, x: Tensor, n: int, rng: Draws) -> QueueState:
-        return QueueState(weights=x, n=n, rng=rng, jobs=[1] * n, order=[])
+        return QueueState(weights=x, n=n, rng=rng, jobs=[1] * n, flying=n, order=[])
 
     def draw(self, s: QueueState) -> int:
         """Who gets the next job."""
         return s.present[s.rng.integer(s.n, s.drawn)]
 
     def step(self, s: QueueState, a: Arrival) -> Orders:
-        s.jobs[a.worker] -= 1
         s.descend(a.value, self.lr)
-        return self._fill(s)
+        return self.refill(s, a.worker)
 
-    def _fill(self, s: QueueState) -> Orders:
+    def refill(self, s: QueueState, worker: int, lost: int = 1) -> Orders:
+        """So many of a worker's jobs are no more: see to it that there are as many jobs as workers."""
+        s.jobs[worker] -= lost
+        s.flying -= lost
         orders = []
-        while sum(s.jobs) < s.n:
+        while s.flying < s.n:
             s.drawn += 1
-            worker = self.draw(s)
-            s.jobs[worker] += 1
-            orders.append(send(worker))
+            chosen = self.draw(s)
+            s.jobs[chosen] += 1
+            s.flying += 1
+            orders.append(send(chosen))
         return orders
 
     def leave(self, s: QueueState, worker: int, held: Tensor | None = None) -> Orders:
         s.gone(worker)
-        s.jobs[worker] = 0
         s.order = [other for other in s.order if other != worker]
-        return self._fill(s)
+        return self.refill(s, worker, s.jobs[worker])
 
     def join(self, s: QueueState, worker: int) -> Orders:
         s.back(worker)
-        return self._fill(s)
+        return self.refill(s, worker, 0)
