@@ -64,7 +64,7 @@ WRONG: list[tuple[Any, str, Any]] = [
     *((kind, "buffer", value) for kind in (dd.CA2FL, dd.FADAS, dd.FedBuff) for value in (0, 1.5)),
     *((dd.FADAS, "betas", value) for value in ((0.9, 1.0), (-0.1, 0.9), (0.9,), 0.9)),
     *((dd.FADAS, "eps", 0.0), (dd.FADAS, "late", 0)),
-    *((dd.ACED, "max_delay", value) for value in (0, -1.0, nan, "10")),
+    *((dd.ACED, "max_delay", value) for value in (0, -1.0, 0.5, nan, "10")),
     *((dd.FedAsync, "alpha", value) for value in (0.0, 1.5, "1")),
     *((dd.FedAsync, "mixing", "linear"), (dd.FedAsync, "a", 0.0), (dd.FedAsync, "b", -1.0)),
     *((dd.GeneralizedASGD, "probabilities", value) for value in ([0.5, 0.6], [0.0, 1.0], [], 0.5)),
@@ -204,6 +204,7 @@ CALLS: dict[str, tuple[Callable[[], dict[str, Any]], tuple[str, ...]]] = {
     "change of no worker": (lambda: plain(changes=[dd.leave(3, 1.0)]), ("3", "0..2")),
     "gone twice": (lambda: plain(changes=[dd.leave(0, 2.0), dd.leave(0, 1.0)]), ("worker 0", "twice", "2.0")),
     "here twice": (lambda: plain(changes=[dd.join(1, 1.0), dd.join(1, 3.0)]), ("worker 1", "twice", "3.0")),
+    "change at no time": (lambda: plain(changes=[dd.leave(0, math.inf)]), ("inf", "zero or more")),
     "change before the start": (lambda: plain(changes=[dd.leave(0, -1.0)]), ("-1.0", "zero or more")),
     "gone, but it cannot go": (
         lambda: plain(algorithm=Fresh(LR), changes=[dd.leave(0, 5.0)]),

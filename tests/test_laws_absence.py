@@ -133,3 +133,78 @@ def test_every_method_says_what_it_does_with_an_absent_worker():
     for method in dd.ALGORITHMS.values():
         assert method.away != dd.Algorithm.away and method.leave is not dd.Algorithm.leave
         assert method.join is not dd.Algorithm.join
+
+
+def at_once(kind, start, *, seconds, updates, changes, centers=(0.0, 6.0), **settings):
+    """Where a run on scalars ends, and its trace."""
+    problem = dd.Quadratic([[b] for b in centers], start=[start])
+    run = dd.simulate(kind(**settings), problem, dd.FixedSpeeds(seconds), updates=updates, changes=changes)
+    return float(run.x), run.trace
+
+
+def test_fedfix_counts_no_ticks_that_nobody_waited_for():
+    # both are away from 10 to 1000: their next gradients needed a tick or two, not 990
+    away = [dd.leave(0, 10.0), dd.leave(1, 10.0), dd.join(0, 1000.0), dd.join(1, 1000.0)]
+    models = archive(dd.FedFix(0.05), dd.Quadratic([[0.0], [6.0]]), dd.FixedSpeeds([1.0, 1.0]), updates=40, changes=away)[1]
+    assert max(float(x) for x in models) < 6.0
+
+
+def test_fedfix_gives_who_was_away_between_two_ticks_one_job():
+    _, trace = at_once(
+        dd.FedFix, 0.0, seconds=[1.0, 1.0], updates=6, changes=[dd.leave(0, 2.0), dd.join(0, 3.0)], lr=0.05, period=10.0
+    )
+    mine = trace.time[trace.worker == 0].tolist()
+    assert mine == [1.0, 4.0, 11.0, 21.0, 31.0, 41.0, 51.0]  # the second one before the tick, then one a tick
+
+
+def test_ca2fl_forgets_what_a_worker_had_in_the_cache_when_it_leaves():
+    # worker 1 reports -100 at 1.5 and leaves: three of worker 0's zeros are left, so nothing may move
+    x, _ = at_once(
+        dd.CA2FL, 0.0, seconds=[1.0, 1.5], centers=(0.0, 100.0), updates=1, changes=[dd.leave(1, 1.6)], lr=0.1, buffer=4
+    )
+    assert x == 0.0
+
+
+def test_who_leaves_and_comes_back_within_a_round_of_sync_counts_once():
+    # from 100 with step 1 the mean of the three gradients leads to the mean of 0, 6, 12
+    x, _ = at_once(
+        dd.SyncSGD,
+        100.0,
+        seconds=[1.0, 3.0, 10.0],
+        centers=(0.0, 6.0, 12.0),
+        updates=1,
+        changes=[dd.leave(0, 2.0), dd.join(0, 2.5)],
+        lr=1.0,
+    )
+    assert x == pytest.approx(6, abs=1e-12)
+
+
+def test_saga_is_unbiased_about_who_has_just_joined():
+    # table 10, 20 and nothing yet of worker 2; at gradients 10, 20, 30 the mean of the three directions is 20
+    method, means = dd.SAGA(1.0), []
+    for worker, gradient in enumerate((10.0, 20.0, 30.0)):
+        s = method.init(torch.zeros(1), 3, dd.Draws(0, "server"))
+        method.leave(s, 2)
+        for known, value in enumerate((10.0, 20.0)):
+            method.step(s, dd.Arrival(dd.Job(known, 0, 0), torch.tensor([value]), 1.0, 1.0, 0.0))
+        method.join(s, 2)
+        before = float(s.x)
+        method.step(s, dd.Arrival(dd.Job(worker, 1, 1), torch.tensor([gradient]), 2.0, 1.0, 0.0))
+        means.append(before - float(s.x))
+    assert sum(means) / 3 == pytest.approx(20.0)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [dd.FedBuff(0.01, buffer=500), dd.RennalaSGD(0.01, gradients=500), dd.FedFix(0.01, period=0.004)],
+    ids=dd.label,
+)
+def test_long_waits_for_nobody_in_particular_are_no_alarm(method):
+    speeds = dd.AwaySpeeds(dd.FixedSpeeds([1.0, 1.0]), [(1, 5.0, None)])
+    assert dd.simulate(method, dd.Quadratic([[0.0], [6.0]]), speeds, updates=3).version == 3
+
+
+def test_when_everybody_has_left_that_is_said():
+    everybody = dd.told([(worker, 5.0, None) for worker in range(3)])
+    with pytest.raises(dd.RunFailed, match=r"all workers have left by time 5, after \d updates, and none joins again"):
+        dd.simulate(dd.VanillaASGD(LR), *CASES["q3"], updates=30, changes=everybody)

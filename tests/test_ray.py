@@ -25,7 +25,6 @@ TRIO = [[0.0, 1.0], [6.0, -2.0], [12.0, 4.0]]
         dd.DuDe(lr=0.1, memory="workers", compress="int8"),
         dd.RingleaderASGD(lr=0.1),  # again
         dd.RingmasterASGD(lr=0.1, threshold=2, stop=True),  # cancel
-        dd.FedFix(lr=0.1, period=0.05),  # wake
     ],
     ids=lambda algorithm: dd.label(algorithm),
 )
@@ -38,6 +37,15 @@ def test_a_recorded_run_replays_to_the_same_bits(algorithm, tmp_path):
     assert set(run.trace.bytes.tolist()) == {2 + 8 if packed else 16}  # of two float64 a byte each, and the step
     assert (np.diff(run.trace.time) >= 0).all() and (run.trace.seconds > 0).all()
     check(run, tmp_path / "run", problem)
+
+
+def test_a_run_that_time_ended_before_a_wake_goes_on_with_it(tmp_path):
+    problem, folder = Real(TRIO), tmp_path / "run"
+    dd.train(dd.FedFix(lr=0.1, period=0.1), problem, dd.RayFleet(), time=0.95, folder=folder)
+    run = dd.resume(folder, time=1.45, problem=problem)
+    wakes = [event["time"] for event in run.trace.events if event["kind"] == "wake"]
+    assert len([time for time in wakes if time > 0.95]) >= 3 and run.version >= 8
+    check(run, folder, problem)
 
 
 def test_the_memory_at_the_server_and_at_the_workers_give_the_same_iterates(tmp_path):

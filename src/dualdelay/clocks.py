@@ -90,7 +90,11 @@ class VirtualClock:
         """The workers whose first change is to join; refuses changes that cannot be."""
         kinds: dict[int, list[str]] = {}
         for change in sorted(changes, key=lambda change: change.time):
-            if change.kind not in ("left", "joined") or not 0 <= change.worker < self._speeds.n or not change.time >= 0:
+            if (
+                change.kind not in ("left", "joined")
+                or not 0 <= change.worker < self._speeds.n
+                or not 0 <= change.time < math.inf
+            ):
                 raise BadInput(
                     f"change {tuple(change)} does not fit; expected dd.leave(worker, time) or dd.join(worker, time) with a "
                     f"worker in 0..{self._speeds.n - 1} and a time of zero or more."
@@ -147,6 +151,11 @@ class VirtualClock:
     def never(self) -> list[int]:
         """The workers whose jobs will never end."""
         return sorted({due.worker for _, _, due in self._heap if due.time == math.inf and not self._is_cancelled(due)})
+
+    @property
+    def hope(self) -> bool:
+        """Whether something other than a wake will be due."""
+        return any(due.kind != "wake" and due.time < math.inf and not self._is_cancelled(due) for _, _, due in self._heap)
 
     def _is_cancelled(self, due: Due) -> bool:
         return due.kind == "arrival" and due.draw < self._cancelled.get(due.worker, 0)

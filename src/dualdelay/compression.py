@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -38,9 +38,12 @@ class Packed(NamedTuple):
 
 def require_compress(compress: Compress, memory: str) -> None:
     """Refuse what is no way to compress, or has no differences to be used on."""
-    share = isinstance(compress, float) and math.isfinite(compress) and 0 < compress <= 1
+    share = isinstance(compress, Real) and not isinstance(compress, bool) and 0 < compress <= 1
     if compress not in (None, "int8") and not share:
-        raise BadInput(f"compress is {compress!r}; expected 'int8', or the share of numbers to be sent, such as 0.01.")
+        raise BadInput(
+            f"compress is {compress!r}; expected 'int8', or the share of numbers to be sent, above 0 and up to 1, such as "
+            "0.01."
+        )
     if compress is not None and memory != "workers":
         raise BadInput(
             f"compress is {compress!r} with memory={memory!r}; differences are sent with memory='workers' alone."
@@ -53,7 +56,7 @@ def pack(vector: Tensor, compress: str | float) -> Packed:
     if isinstance(compress, str):
         step = size.amax(-1, keepdim=True) / _LEVELS
         step = torch.where(step == 0, torch.ones_like(step), step)
-        return Packed(vector.shape[-1], ((vector / step).round().to(torch.int8), step))
+        return Packed(vector.shape[-1], ((vector / step).round().clamp(-_LEVELS, _LEVELS).to(torch.int8), step))
     count = max(1, round(compress * vector.shape[-1]))
     places = size.topk(count, dim=-1).indices
     return Packed(vector.shape[-1], (places.to(torch.int32), vector.gather(-1, places)))

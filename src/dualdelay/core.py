@@ -85,6 +85,8 @@ class Algorithm(ABC, Generic[S]):
 
     exact: ClassVar[bool] = False
     """Whether its jobs are exact local gradients, of all of a worker's data."""
+    waits: ClassVar[bool] = True
+    """Whether an update may have to wait for one worker, whoever else reports."""
     away: ClassVar[str] = "refused: the method has no rule for it"
     """What becomes of a worker that is not there, in a few words."""
 
@@ -129,6 +131,7 @@ class Algorithm(ABC, Generic[S]):
 class WaitsForNobody(Algorithm[S]):
     """A method whose workers do not depend on one another: who leaves is missed by nobody, who joins gets the model."""
 
+    waits: ClassVar[bool] = False
     away: ClassVar[str] = "its job is lost, and the others go on"
 
     def leave(self, s: S, worker: int, held: Tensor | None = None) -> Orders:

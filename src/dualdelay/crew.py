@@ -63,7 +63,6 @@ class Crew(Fleet):
             if staff.short:
                 raise RunFailed(staff.short)
             if self._wakes and self._wakes[0] <= now:
-                heapq.heappop(self._wakes)
                 self._head = Due(now, "wake")
             elif staff.ready:
                 if self._prepared(staff.ready[0]):
@@ -128,6 +127,8 @@ class Crew(Fleet):
             staff.gone(due.worker, due.kind, due.text)
         elif due.kind == "joined":
             self._away.discard(due.worker)
+        elif due.kind == "wake":  # not before: what is due and saved is due again
+            heapq.heappop(self._wakes)
         if due.text:
             log.warning("worker %d %s: %s", due.worker, due.kind, due.text)
 

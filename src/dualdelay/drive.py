@@ -152,6 +152,11 @@ def drive(
 def nothing_due(loop: Loop) -> RunFailed:
     """Why a run cannot go on in which there will never be another update."""
     gone = loop.fleet.never
+    if not gone and not loop.state.present:
+        return RunFailed(
+            f"all workers have left by time {loop.now:g}, after {loop.state.version} updates, and none joins again. Let "
+            "one stay, or give the run less time or fewer updates."
+        )
     if not gone:
         return RunFailed("nothing is in flight and nothing is due: the algorithm gave nobody anything to do.")
     who = f"worker {gone[0]}" if len(gone) == 1 else f"workers {', '.join(map(str, gone))}"

@@ -114,6 +114,11 @@ class Fleet(ABC):
         return self.forget(worker)
 
     @property
+    def hope(self) -> bool:
+        """Whether something other than a wake may still happen."""
+        return True
+
+    @property
     def never(self) -> list[int]:
         """The workers whose jobs are known never to end."""
         return []

@@ -58,6 +58,10 @@ class LocalFleet(Fleet):
         return due is None or due.kind != "arrival" or self._gradients.known(due.worker, due.draw)
 
     @property
+    def hope(self) -> bool:
+        return not isinstance(self.clock, VirtualClock) or self.clock.hope
+
+    @property
     def never(self) -> list[int]:
         return self.clock.never if isinstance(self.clock, VirtualClock) else []
 

@@ -70,7 +70,8 @@ class Loop:
     @property
     def stuck(self) -> bool:
         """Whether somebody will never come back, and much has happened since without an update."""
-        return self._still >= _IN_VAIN * self.problem.workers and bool(self.fleet.never)
+        vain = self._still >= _IN_VAIN * self.problem.workers and bool(self.fleet.never)
+        return vain and (self.algorithm.waits or not self.fleet.hope)
 
     def begin(self) -> None:
         """Evaluate the start and give out the first jobs."""
@@ -161,10 +162,9 @@ class Loop:
     def _change(self, due: Due) -> Orders:
         """Something other than a job's end: who is there and what they remember."""
         s, before, orders = self.state, self.state.version, Orders()
-        if due.kind == "idle":
-            return orders
-        if due.kind == "evaluated":
-            self.measured()
+        if due.kind in ("idle", "evaluated"):
+            if due.kind == "evaluated":
+                self.measured()
             return orders
         if due.kind == "left":
             if type(self.algorithm).leave is Algorithm.leave:  # what is saved still has its job, so it can be resumed

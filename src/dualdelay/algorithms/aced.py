@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..core import Algorithm, Arrival, Orders, send
 from ..draws import Draws
-from ..errors import require_positive
+from ..errors import BadInput, require_positive
 from ..memory import AggregateState, aggregate
 
 
@@ -37,6 +37,10 @@ class ACED(Algorithm[ACEDState]):
         super().__post_init__()
         if self.max_delay is not None and self.max_delay != math.inf:
             require_positive("max_delay", self.max_delay)
+            if self.max_delay < 1:
+                raise BadInput(
+                    f"max_delay is {self.max_delay}; expected 1 or more, which is the delay of the newest gradient."
+                )
 
     def init(self, x: Tensor, n: int, rng: Draws) -> ACEDState:
         return ACEDState(weights=x, n=n, missing=set(range(n)), waiting=[], versions=[0] * n, **aggregate(x, n))

@@ -21,6 +21,7 @@ from ..memory import AggregateState, aggregate
 class CA2FLState(AggregateState):
     frozen: Tensor  # (d), float64: the sum as it was at the last update
     count: int = 0  # arrivals since then
+    before: dict[int, Tensor]  # what those who have reported since then had in the cache
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class CA2FL(Algorithm[CA2FLState]):
     buffer's gradients add up to, each less the one before it of the same worker. A worker not heard yet counts with zero.
     """
 
+    waits: ClassVar[bool] = False
     away: ClassVar[str] = "its gradient leaves the cache until it reports again"
 
     buffer: int = 10
@@ -42,21 +44,23 @@ class CA2FL(Algorithm[CA2FLState]):
 
     def init(self, x: Tensor, n: int, rng: Draws) -> CA2FLState:
         fields = aggregate(x, n)
-        return CA2FLState(weights=x, n=n, frozen=fields["total"].clone(), **fields)
+        return CA2FLState(weights=x, n=n, frozen=fields["total"].clone(), before={}, **fields)
 
     def step(self, s: CA2FLState, a: Arrival) -> Orders:
+        assert s.table is not None
+        s.before.setdefault(a.worker, s.table[a.worker])
         s.take(a.worker, a.value)
         s.count += 1
         if s.count == self.buffer:
             s.descend(s.frozen / s.n + (s.total - s.frozen) / self.buffer, self.lr)
             s.frozen.copy_(s.total)
-            s.count = 0
+            s.count, s.before = 0, {}
         return [send(a.worker)]
 
     def leave(self, s: CA2FLState, worker: int, held: Tensor | None = None) -> Orders:
-        before = s.total.clone()
-        s.gone(worker, held)
-        s.frozen += s.total - before  # it is no change that a gradient has brought
+        assert s.table is not None
+        s.frozen -= s.before.pop(worker, s.table[worker]).to(s.frozen.device)
+        s.gone(worker)
         return []
 
     def join(self, s: CA2FLState, worker: int) -> Orders:

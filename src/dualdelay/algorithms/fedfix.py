@@ -5,12 +5,11 @@ Heterogeneous Clients Updates", 2023.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ..core import Algorithm, Arrival, Orders, send, wake
+from ..core import Arrival, Orders, WaitsForNobody, send, wake
 from ..draws import Draws
 from ..errors import require_positive
 from ..state import State, blocks
@@ -19,20 +18,19 @@ from ..state import State, blocks
 @dataclass(kw_only=True)
 class FedFixState(State):
     total: Tensor  # (d), float64: the weighted gradients since the last update
-    since: list[int]  # at which tick each worker got its model
-    waiting: list[int]  # workers whose gradients are in the sum
+    since: list[int]  # at which tick each worker got its model; -1: after the last
+    used: set[int]  # workers whose gradients are in the sum
+    waiting: list[int]  # those of them that wait for the tick
     ticks: int = 0
     awake: bool = True  # whether the next tick is ordered
 
 
 @dataclass(frozen=True)
-class FedFix(Algorithm[FedFixState]):
+class FedFix(WaitsForNobody[FedFixState]):
     """Updates are made at fixed times from what has arrived, a gradient weighted by the ticks its worker needed.
 
     A worker that reports every a-th tick counts a times, so that in the long run all count the same.
     """
-
-    away: ClassVar[str] = "its job is lost, and the others go on"
 
     period: float = 1.0
     """Seconds between two updates, simulated or real."""
@@ -42,34 +40,36 @@ class FedFix(Algorithm[FedFixState]):
         require_positive("period", self.period)
 
     def init(self, x: Tensor, n: int, rng: Draws) -> FedFixState:
-        return FedFixState(weights=x, n=n, total=x.new_zeros(x.shape, dtype=torch.float64), since=[0] * n, waiting=[])
+        total = x.new_zeros(x.shape, dtype=torch.float64)
+        return FedFixState(weights=x, n=n, total=total, since=[0] * n, used=set(), waiting=[])
 
     def first(self, s: FedFixState) -> Orders:
         return [*super().first(s), wake(self.period)]
 
     def step(self, s: FedFixState, a: Arrival) -> Orders:
-        if a.job is not None:
-            for total, value in blocks(s.total, a.value):
-                total.add_(value, alpha=s.ticks + 1 - s.since[a.worker])
-            s.waiting.append(a.worker)
-            return []
-        s.ticks += 1
-        s.awake = s.n > 0
-        if s.waiting:
-            s.descend(s.total, self.lr, over=max(s.n, 1))
+        if a.job is None:
+            return self._tick(s, a.time)
+        since = s.since[a.worker]
+        for total, value in blocks(s.total, a.value):
+            total.add_(value, alpha=1 if since < 0 else s.ticks + 1 - since)
+        s.used.add(a.worker)
+        s.waiting.append(a.worker)
+        return []
+
+    def _tick(self, s: FedFixState, time: float) -> Orders:
+        s.ticks = max(s.ticks + 1, int(time / self.period + 1e-6))  # more than one if nobody was there for a while
+        if s.used:
+            s.descend(s.total, self.lr, over=len(s.used.union(s.present)))
             s.total.zero_()
-        ready, s.waiting = [worker for worker in s.waiting if worker not in s.absent], []
-        for worker in ready:
-            s.since[worker] = s.ticks
+        ready, s.waiting, s.used, s.awake = s.waiting, [], set(), s.n > 0
+        s.since = [s.ticks if i in ready else s.ticks - 1 if since < 0 else since for i, since in enumerate(s.since)]
         return [*(send(worker) for worker in ready), *([wake((s.ticks + 1) * self.period)] if s.awake else [])]
 
     def leave(self, s: FedFixState, worker: int, held: Tensor | None = None) -> Orders:
-        s.gone(worker)
-        return []
+        s.waiting = [other for other in s.waiting if other != worker]
+        return super().leave(s, worker)
 
     def join(self, s: FedFixState, worker: int) -> Orders:
-        s.back(worker)
-        s.since[worker] = s.ticks
-        orders = [send(worker)] if s.awake else [send(worker), wake((s.ticks + 1) * self.period)]
-        s.awake = True
-        return orders
+        tick = [] if s.awake else [wake((s.ticks + 1) * self.period)]
+        s.since[worker], s.awake = -1, True
+        return [*super().join(s, worker), *tick]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ..core import Algorithm, Arrival, Orders, again, cancel, send
+from ..core import Arrival, Orders, WaitsForNobody, again, cancel, send
 from ..draws import Draws
 from ..errors import require_whole
 from ..state import State, blocks
@@ -21,13 +20,11 @@ class RennalaState(State):
 
 
 @dataclass(frozen=True)
-class RennalaSGD(Algorithm[RennalaState]):
+class RennalaSGD(WaitsForNobody[RennalaState]):
     """Everybody computes at one model until there are enough gradients, whosever they are; what is under way is dropped.
 
     It is optimal where all workers have the same data. Where they have not, the fast ones' count for more.
     """
-
-    away: ClassVar[str] = "its job is lost, and the others go on"
 
     gradients: int | None = None
     """Gradients per update (the paper's S); None: as many as there are workers."""
@@ -50,11 +47,3 @@ class RennalaSGD(Algorithm[RennalaState]):
         s.total.zero_()
         s.count = 0
         return [order for worker in s.present for order in (cancel(worker), send(worker))]
-
-    def leave(self, s: RennalaState, worker: int, held: Tensor | None = None) -> Orders:
-        s.gone(worker)
-        return []
-
-    def join(self, s: RennalaState, worker: int) -> Orders:
-        s.back(worker)
-        return [send(worker)]

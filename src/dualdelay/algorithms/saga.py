@@ -28,7 +28,7 @@ class SAGA(SIAG):
             return super().step(s, a)
         assert s.table is not None
         change = a.value - s.table[a.worker].to(a.value)
-        s.descend(s.total / max(s.n, 1) + change, self.lr)  # the mean as it was before
+        s.descend(s.total / len(s.present) + change, self.lr)  # the mean as it was before, zero for who just joined
         s.take(a.worker, a.value)
         s.asked.discard(a.worker)
         return self.ask(s)

@@ -16,7 +16,7 @@ from ..state import State, blocks
 @dataclass(kw_only=True)
 class SyncState(State):
     total: Tensor  # (d), float64: this round's gradients so far
-    count: int = 0
+    reported: set[int]  # whose gradients these are
     missing: set[int]  # workers that this round waits for
 
 
@@ -27,21 +27,22 @@ class SyncSGD(Algorithm[SyncState]):
     away: ClassVar[str] = "the round goes on without it"
 
     def init(self, x: Tensor, n: int, rng: Draws) -> SyncState:
-        return SyncState(weights=x, n=n, total=x.new_zeros(x.shape, dtype=torch.float64), missing=set(range(n)))
+        total = x.new_zeros(x.shape, dtype=torch.float64)
+        return SyncState(weights=x, n=n, total=total, reported=set(), missing=set(range(n)))
 
     def step(self, s: SyncState, a: Arrival) -> Orders:
         for total, value in blocks(s.total, a.value):
             total.add_(value)
-        s.count += 1
+        s.reported.add(a.worker)
         s.missing.discard(a.worker)
         return self._update(s)
 
     def _update(self, s: SyncState) -> Orders:
-        if s.missing or s.count == 0:
+        if s.missing or not s.reported:
             return []
-        s.descend(s.total, self.lr, over=s.count)
+        s.descend(s.total, self.lr, over=len(s.reported))
         s.total.zero_()
-        s.count, s.missing = 0, set(s.present)
+        s.reported, s.missing = set(), set(s.present)
         return self.first(s)
 
     def leave(self, s: SyncState, worker: int, held: Tensor | None = None) -> Orders:
@@ -51,5 +52,7 @@ class SyncSGD(Algorithm[SyncState]):
 
     def join(self, s: SyncState, worker: int) -> Orders:
         s.back(worker)
+        if worker in s.reported:
+            return []  # until the next round
         s.missing.add(worker)
         return [send(worker)]
