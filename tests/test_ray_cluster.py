@@ -105,7 +105,7 @@ def test_training_survives_chaos(cluster, tmp_path):
 
     def havoc():
         began, node_lost = time.monotonic(), False
-        while not stop.wait(dice.uniform(1.0, 3.0)) and time.monotonic() - began < 11:  # the last gradients are not stale
+        while not stop.wait(dice.uniform(1.0, 3.0)) and time.monotonic() - began < 8:  # the last gradients are not stale
             if not node_lost and time.monotonic() - began > 4:
                 node_lost = True
                 cluster.remove_node(nodes[0], allow_graceful=False)
@@ -128,7 +128,7 @@ def test_training_survives_chaos(cluster, tmp_path):
 
     algorithm = dd.DuDe(lr=0.1, memory="workers")
     try:
-        run = dd.train(algorithm, problem, fleet, time=18.0, watch=[start], evaluate_seconds=9.0, folder=tmp_path / "run")
+        run = dd.train(algorithm, problem, fleet, time=14.0, watch=[start], evaluate_seconds=7.0, folder=tmp_path / "run")
     finally:
         stop.set()
         thread.join()

@@ -167,7 +167,7 @@ def test_resuming_a_finished_run_returns_it_and_computes_nothing(name: str, tmp_
 
 
 @pytest.mark.parametrize("lost", [FILES[3:], FILES[1:]], ids=["the last", "all but the trace"])
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", ["dude", "fedfix", *(name for name in SCENARIOS if name not in ALGORITHMS)])
 def test_killed_while_it_writes_its_last_files_the_run_ends_with_the_same_bits(
     name: str, lost: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -178,9 +178,9 @@ def test_killed_while_it_writes_its_last_files_the_run_ends_with_the_same_bits(
     assert differences(dd.resume(tmp_path / "run", problem=scenario.again), expected) == []
 
 
-@pytest.mark.parametrize("totals", [({"updates": 9}, {"updates": 25}), ({"time": 6.0}, {"time": 15.0})])
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_with_larger_totals_a_run_equals_the_longer_one(name: str, totals: tuple[dict, dict], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("k", "name"), list(enumerate(ALGORITHMS)))
+def test_with_larger_totals_a_run_equals_the_longer_one(k: int, name: str, tmp_path: Path) -> None:
+    totals = [({"updates": 9}, {"updates": 25}), ({"time": 6.0}, {"time": 15.0})][k % 2]  # by turns
     short, long = ({"updates": None, "time": None, **total} for total in totals)
     scenario = Scenario(ALGORITHMS[name], checkpoint_every=4, evaluate_seconds=1.5)
     straight = scenario.run(**long, folder=tmp_path / "straight")
