@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .clocks import Clock, Due, VirtualClock
-from .compression import size_of
+from .compression import size_of, unpacked
 from .core import Arrival, Job, Problem
 from .fleet import NOTHING, Fleet, Message, Model, answer, using_threads
 from .gradients import Gradients
@@ -79,7 +79,7 @@ class LocalFleet(Fleet):
         loss: Any = found.loss
         done = answer(found.gradient, loss, model.x, self._message, self._held.get(due.worker))
         self._keep, self._norm = done.keep, found.norm
-        value = done.value if isinstance(done.value, Tensor) else done.value.unpack()
+        value = unpacked(done.value)
         size = done.value.nbytes if isinstance(done.value, Tensor) and value.ndim == 1 else size_of(done.value)
         return Arrival(job, value, due.time, due.seconds, done.loss, size)
 

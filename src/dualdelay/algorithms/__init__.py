@@ -5,30 +5,30 @@ from __future__ import annotations
 from typing import Any
 
 from ..core import Algorithm
-from .aced import ACED
-from .ca2fl import CA2FL
-from .delay_adaptive import DelayAdaptiveASGD
-from .dude import DuDe
-from .fadas import FADAS
-from .fedasync import FedAsync
-from .fedbuff import FedBuff
-from .fedfix import FedFix
-from .generalized import GeneralizedASGD
-from .iag import IAG
-from .malenia import MaleniaSGD
-from .mifa import MIFA
-from .rennala import RennalaSGD
-from .rescaled import RescaledASGD
-from .ringleader import RingleaderASGD
-from .ringmaster import RingmasterASGD
-from .sag import SAG
-from .saga import SAGA
-from .shuffled import ShuffledASGD
-from .siag import SIAG
-from .sync import SyncSGD
-from .sync_by_speed import SyncBySpeed
-from .uniform import UniformASGD
-from .vanilla import VanillaASGD
+from .aced import ACED as ACED
+from .ca2fl import CA2FL as CA2FL
+from .delay_adaptive import DelayAdaptiveASGD as DelayAdaptiveASGD
+from .dude import DuDe as DuDe
+from .fadas import FADAS as FADAS
+from .fedasync import FedAsync as FedAsync
+from .fedbuff import FedBuff as FedBuff
+from .fedfix import FedFix as FedFix
+from .generalized import GeneralizedASGD as GeneralizedASGD
+from .iag import IAG as IAG
+from .malenia import MaleniaSGD as MaleniaSGD
+from .mifa import MIFA as MIFA
+from .rennala import RennalaSGD as RennalaSGD
+from .rescaled import RescaledASGD as RescaledASGD
+from .ringleader import RingleaderASGD as RingleaderASGD
+from .ringmaster import RingmasterASGD as RingmasterASGD
+from .sag import SAG as SAG
+from .saga import SAGA as SAGA
+from .shuffled import ShuffledASGD as ShuffledASGD
+from .siag import SIAG as SIAG
+from .sync import SyncSGD as SyncSGD
+from .sync_by_speed import SyncBySpeed as SyncBySpeed
+from .uniform import UniformASGD as UniformASGD
+from .vanilla import VanillaASGD as VanillaASGD
 
 ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "dude": DuDe,
@@ -56,31 +56,3 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "saga": SAGA,
     "fadas": FADAS,
 }
-
-__all__ = [
-    "ACED",
-    "ALGORITHMS",
-    "CA2FL",
-    "FADAS",
-    "IAG",
-    "MIFA",
-    "SAG",
-    "SAGA",
-    "SIAG",
-    "DelayAdaptiveASGD",
-    "DuDe",
-    "FedAsync",
-    "FedBuff",
-    "FedFix",
-    "GeneralizedASGD",
-    "MaleniaSGD",
-    "RennalaSGD",
-    "RescaledASGD",
-    "RingleaderASGD",
-    "RingmasterASGD",
-    "ShuffledASGD",
-    "SyncBySpeed",
-    "SyncSGD",
-    "UniformASGD",
-    "VanillaASGD",
-]
