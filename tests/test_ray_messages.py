@@ -36,7 +36,8 @@ class Weather:
 @pytest.mark.usefixtures("ray_here")
 @pytest.mark.parametrize("what, memory", [("lost", "workers"), ("repeated", "server"), ("late", "workers")])
 def test_lost_repeated_and_late_messages_leave_the_result_as_if_nothing_had_happened(what, memory, tmp_path):
-    weather = Weather(1, **{what: 0.15})
+    longest = 0.02 if what == "repeated" else 0.3  # a copy must come while the run lasts, which may be 0.1 seconds
+    weather = Weather(1, **{what: 0.15}, longest=longest)
     problem = Real(TRIO)
     fleet = dd.RayFleet(faults=weather, resend=0.2)
     run = dd.train(dd.DuDe(lr=0.05, memory=memory), problem, fleet, updates=90, folder=tmp_path / "run")
