@@ -27,15 +27,27 @@ LAYERS = [
     {"plan"},
     {"recorded"},
     {"run", "groups"},
+    {"theory"},
+    {"advice"},
     {"portions"},
     {"sweep"},
     {"comparison"},
     {"reports", "figures", "progress", "loggers", "options"},
     {"shell"},
-    {"paper"},
+    {"paper", "advise"},
     {"cli"},
 ]
-KNOWN = ("core", "draws", "errors", "state", "memory", "compression", "algorithms.uniform", "algorithms.siag")
+KNOWN = (
+    "core",
+    "draws",
+    "errors",
+    "state",
+    "memory",
+    "compression",
+    "algorithms.dude",
+    "algorithms.uniform",
+    "algorithms.siag",
+)
 LEVEL = {name: level for level, layer in enumerate(LAYERS) for name in layer}
 
 

@@ -111,6 +111,7 @@ def _generalized(lr: float, at: Instance) -> dd.Algorithm[Any]:
 
 
 ROWS: dict[str, Row] = {name: Row(lambda lr, at, kind=kind: kind(lr=lr)) for name, kind in dd.ALGORITHMS.items()} | {
+    "auto": Row(lambda lr, at: dd.AutoDuDe(lr=8 * lr)),
     "vanilla": Row(lambda lr, at: dd.VanillaASGD(lr=lr), by_speed),
     "uniform": Row(lambda lr, at: dd.UniformASGD(lr=lr), random=True),
     "shuffled": Row(lambda lr, at: dd.ShuffledASGD(lr=lr), random=True),

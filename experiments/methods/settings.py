@@ -38,7 +38,7 @@ def _by_speed(lr: float, times: Times) -> dd.Algorithm[Any]:
     return dd.GeneralizedASGD(lr=lr, probabilities=tuple(1 / time / rate for time in times))
 
 
-ENTRIES: dict[str, Make] = {name: _plain(name) for name in dd.ALGORITHMS} | {
+ENTRIES: dict[str, Make] = {name: _plain(name) for name in dd.ALGORITHMS if name != "auto"} | {  # see experiments/tuning
     "mifa": _plain("mifa", active=WORKERS // 2),  # with all of them it would be synchronous SGD again
     "generalized": _by_speed,
     "fedfix": lambda lr, times: dd.FedFix(lr=lr, period=median(times)),
@@ -49,6 +49,7 @@ ENTRIES: dict[str, Make] = {name: _plain(name) for name in dd.ALGORITHMS} | {
 }
 LABELS = {
     "dude": "DuDe",
+    "auto": "AutoDuDe",
     "sync": "synchronous",
     "vanilla": "vanilla ASGD",
     "uniform": "Uniform ASGD",

@@ -2,6 +2,7 @@
 
 __version__ = "0.1.0"
 
+from . import theory
 from .algorithms import (
     ACED,
     ALGORITHMS,
@@ -12,6 +13,7 @@ from .algorithms import (
     SAG,
     SAGA,
     SIAG,
+    AutoDuDe,
     DelayAdaptiveASGD,
     DuDe,
     FedAsync,
@@ -77,6 +79,7 @@ __all__ = [
     "AggregateState",
     "Algorithm",
     "Arrival",
+    "AutoDuDe",
     "AwaySpeeds",
     "BadInput",
     "BurstySpeeds",
@@ -146,6 +149,7 @@ __all__ = [
     "send",
     "simulate",
     "sweep",
+    "theory",
     "told",
     "train",
     "wake",

@@ -1,4 +1,4 @@
-"""The command line: dualdelay train | compare | resume | replay | list | paper | data."""
+"""The command line: dualdelay train | compare | resume | replay | list | advise | paper | data."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import tyro
 from . import __version__, downloads, recorded, reports
 from . import comparison as comparing
 from . import run as running
+from .advise import advise
 from .config import REGISTRIES, alternatives, label, parse
 from .errors import BadInput, DualDelayError, RunFailed, nearest
 from .files import save_table
@@ -207,6 +208,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "resume": resume,
     "replay": replay,
     "list": list_names,
+    "advise": advise,
     "paper": paper,
     "data": data,
 }

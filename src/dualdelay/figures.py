@@ -20,6 +20,7 @@ from .trace import Table
 # with any kind of colour vision; with so many methods lines and marks have to help.
 _LOOKS: dict[str, tuple[str, Any, str]] = {
     "dude": ("#0072B2", "-", "o"),
+    "auto": ("#332288", "-", "^"),
     "vanilla": ("#D55E00", "--", "s"),
     "sync": ("#000000", ":", "X"),
     "fedbuff": ("#009E73", "-.", "D"),
@@ -73,6 +74,7 @@ class Panel:
     curves: Sequence[Curve]
     steps: bool = False  # whether the horizontal axis is of the points themselves, on a logarithmic scale
     log: str = ""  # which axes are logarithmic: "y", "x" or both
+    plain: bool = False  # whether a logarithmic vertical axis has 1, 2, 5 written out, as over a few powers of ten
 
 
 _SHADES = ("#661100", "#44AA99", "#332288", "#882255", "#AA4499", "#999933")  # of variants, by their number
@@ -90,7 +92,9 @@ def look(method: str) -> dict[str, Any]:
     return {"color": _SHADES[number], "linestyle": "-", "marker": _OTHER_MARKS[number], "linewidth": 1.2}
 
 
-def draw_panels(rows: Sequence[Sequence[Panel]], path: Path, caption: str = "") -> list[Path]:
+def draw_panels(
+    rows: Sequence[Sequence[Panel]], path: Path, caption: str = "", kinds: Sequence[str] = ("png", "pdf")
+) -> list[Path]:
     """Panels in rows under one legend and over a caption, as PNG and PDF; a row of one quantity has one scale."""
     plt = _pyplot()
     tall, broad = len(rows), len(rows[0])
@@ -106,9 +110,20 @@ def draw_panels(rows: Sequence[Sequence[Panel]], path: Path, caption: str = "") 
     figure.legend(shown.values(), shown.keys(), loc="outside upper center", ncols=columns, frameon=False, fontsize=9)
     if caption:
         figure.supxlabel(textwrap.fill(caption, 55 * broad), fontsize=8)
-    made = [_saved(figure, path.with_suffix(f".{kind}"), kind) for kind in ("png", "pdf")]
+    made = [_saved(figure, path.with_suffix(f".{kind}"), kind) for kind in kinds]
     plt.close(figure)
     return made
+
+
+def draw_waiting(table: Table, path: Path, caption: str) -> Path:
+    """Delays and throughput against the number of workers that an update waits for."""
+    named = (("tau_max 1", "tau_max", "largest delay (tau_max)"), ("tau_avg 2", "tau_avg", "mean delay (tau_avg)"))
+    rates = (("rate 5", "updates_per_second", "updates"), ("rate 0", "arrivals_per_second", "gradients"))
+    panels = []
+    for title, unit, curves in (("how stale", "delay in updates", named), ("how many", "per second", rates)):
+        made = [Curve(method, text, table.wait_for, table[name]) for method, name, text in curves]
+        panels.append(Panel(title, "workers per update (wait_for)", unit, made, steps=True, log="y", plain=True))
+    return draw_panels([panels], path, caption, ("png",))[0]
 
 
 def _fill(axis: Any, panel: Panel) -> dict[str, Any]:
@@ -133,10 +148,21 @@ def _fill(axis: Any, panel: Panel) -> dict[str, Any]:
     for name in panel.log:
         axis.set(**{f"{name}scale": "log"})
         axis.tick_params(which="both", labelsize=8)
+    if panel.plain:
+        _write_out(axis.yaxis)
     axis.grid(alpha=0.25)
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
     return drawn
+
+
+def _write_out(axis: Any, subs: Sequence[float] = (1.0, 2.0, 5.0)) -> None:
+    """Label a logarithmic axis with plain numbers."""
+    from matplotlib import ticker
+
+    axis.set_major_locator(ticker.LogLocator(subs=subs))
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(ticker.NullFormatter())
 
 
 def _pyplot() -> Any:
@@ -174,8 +200,6 @@ def _best(table: Table) -> list[str]:
 def draw(table: Table, path: Path, clock: str = "simulated time") -> Path:
     """The objective and, where there is one, the accuracy against time: the mean over seeds with its range."""
     plt = _pyplot()
-    from matplotlib import ticker
-
     columns = [("objective", "objective F (mean over workers)")]
     if any(math.isfinite(value) for value in table.accuracy):
         columns.append(("accuracy", "test accuracy"))
@@ -202,10 +226,7 @@ def draw(table: Table, path: Path, clock: str = "simulated time") -> Path:
         low, high = np.nanmin(table[column]), np.nanmax(table[column])
         if column == "objective" and low > 0 and high / low > 5:  # over less a logarithmic axis has too few labels
             axis.set_yscale("log")
-            if high / low < 1000:
-                axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
-            axis.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
-            axis.yaxis.set_minor_formatter(ticker.NullFormatter())
+            _write_out(axis.yaxis, (1.0, 2.0, 5.0) if high / low < 1000 else (1.0,))
     if len(labels) <= _INSIDE:
         axes[0][0].legend(frameon=False, fontsize=9)
     else:

@@ -16,13 +16,16 @@ from rich import box
 from rich.console import Console
 from rich.table import Table as Grid
 
+from .advice import KAPPA, Advice, Later
 from .config import label, parameters
 from .delays import used_in
 from .result import Run
 from .sweep import Ended
+from .theory.constants import Constants
 
 _NAMED = 4  # methods that the sentence names beside the best
 _MOST_WORKERS = 30  # rows in the table of workers
+_UNLIKE = 10  # rows in that of unlike workers
 _STATES = {"left": "left", "frozen": "frozen", "joined": "present", "thawed": "present"}  # of a worker after an event
 
 
@@ -128,6 +131,68 @@ def sentence(ended: Sequence[Ended]) -> str:
     return (
         f"To be seen: {when} {best} has the lowest objective, {number(final[best])} after {updates[best]} updates (then "
         f"{others} updates{f', and {more} more' if more > 0 else ''}); lower is better, and F counts every worker the same."
+    )
+
+
+def print_advice(advice: Advice, commands: Sequence[str], missing: Sequence[str], console: Console) -> None:
+    """How unlike and how stale, what suits and why, where to start, what to type next, and what is not known."""
+    _print_unlike(advice, console)
+    if advice.staleness:
+        rows = [["wait_for", "updates/s", "gradients/s", "tau_avg", "tau_max", "time spent waiting"]]
+        for row in advice.staleness:
+            mark = " *" if row.wait_for == advice.wait_for else ""
+            rates = (number(row.updates_per_second, 3), number(row.arrivals_per_second, 3))
+            rows.append(
+                [f"{row.wait_for}{mark}", *rates, number(row.tau_avg, 3), f"{row.tau_max:,}", f"{row.idle_share:.0%}"]
+            )
+        print_rows("how stale gradients will be (* advised)", rows, console)
+    title = {"dude": "DuDe", "vanilla": "vanilla ASGD", "sync": "synchronous SGD"}[advice.method]
+    waiting = f" with wait_for={advice.wait_for}" if advice.method == "dude" and advice.staleness else ""
+    console.print(f"What suits: {title}{waiting}.")
+    for reason in advice.reasons:
+        console.print(f"- {reason}")
+    made, steep = advice.chosen, math.nan if advice.constants is None else advice.constants.smoothness.value
+    delay = "the mean delay of equally fast workers" if made is None else f"the mean delay, {number(made.tau_avg, 3)}"
+    over = f" and the smoothness, {number(steep, 3)}" if steep > 1 else ""
+    console.print(f"\nWhere to start: lr={advice.lr:g}: {KAPPA:g} over {delay}{over}. Try a quarter and four times it too.")
+    if math.isfinite(advice.theory_lr):
+        since = f" from {advice.horizon:,.0f} updates on" if math.isfinite(advice.horizon) else " never, for lack of noise"
+        console.print(
+            f"The theorem's step for {advice.updates:,} updates is {number(advice.theory_lr, 2)}, {advice.smaller:,.0f} "
+            f"times smaller, but proved as far as the measured constants hold. (As printed it holds{since}.)"
+        )
+    for text, command in zip(("Next:", "To check the choice:"), commands, strict=False):
+        console.print(f"\n{text}\n  {command}")
+    console.print()
+    for sentence in (*(f"not known: {text}" for text in missing), *(f"note: {text}" for text in advice.notes)):
+        console.print(sentence)
+
+
+def _print_unlike(advice: Advice, console: Console) -> None:
+    """How far each worker's gradient is from the mean gradient, in lengths of that, and how noisy its minibatches are."""
+    found, later, free = advice.constants, advice.later, next(iter(advice.staleness), None)
+    if found is None or not math.isfinite(found.gradient.value):
+        return
+    seen: list[Constants | Later] = [found, *([] if later is None else [later])]
+    length = max(one.gradient.value for one in seen) or math.nan
+    unlike = [[math.sqrt(each.value) / length for each in one.unlikeness] for one in seen]
+    noise = [math.sqrt(each.value) / length for each in found.variances]
+    order = sorted(range(advice.workers), key=lambda worker: -max(one[worker] for one in unlike))[:_UNLIKE]
+    heads = ["worker", "unlike at first", *(["unlike later"] if len(seen) > 1 else []), "noise"]
+    rows = [[*heads, *(["share of gradients", "mean delay"] if free is not None else [])]]
+    for worker in sorted(order):
+        cells = [str(worker), *(number(one[worker], 2) for one in unlike), number(noise[worker], 2)]
+        cells += [f"{free.shares[worker]:.1%}", number(free.arrival_mean[worker], 3)] if free is not None else []
+        rows.append(cells)
+    rest = advice.workers - len(order)
+    where = f"{advice.workers} workers{f', the {len(order)} most unlike' if rest else ''}"
+    print_rows(f"how unlike the workers are: {where}", rows, console)
+    means = [math.sqrt(sum(value**2 for value in one) / len(one)) for one in unlike]
+    after = f", and {number(means[1], 2)} later" if len(means) > 1 else ""
+    noisy = math.sqrt(sum(value**2 for value in noise) / len(noise))
+    console.print(
+        f"In lengths of the mean gradient: workers' own gradients are {number(means[0], 2)} away from it at first{after} "
+        f"(0: all alike), and a minibatch's noise is {number(noisy, 2)}.\n"
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..core import Algorithm
 from .aced import ACED as ACED
+from .auto import AutoDuDe as AutoDuDe
 from .ca2fl import CA2FL as CA2FL
 from .delay_adaptive import DelayAdaptiveASGD as DelayAdaptiveASGD
 from .dude import DuDe as DuDe
@@ -32,6 +33,7 @@ from .vanilla import VanillaASGD as VanillaASGD
 
 ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "dude": DuDe,
+    "auto": AutoDuDe,
     "sync": SyncSGD,
     "vanilla": VanillaASGD,
     "uniform": UniformASGD,

@@ -1,0 +1,249 @@
+"""The tables and the figure of docs/tuning.md, from the committed runs: python experiments/tuning/report.py."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+from dualdelay.figures import Curve, Panel, draw_panels
+from dualdelay.files import write
+
+HERE = Path(__file__).parent
+DOCS = HERE.parent.parent / "docs"
+SEEDS = {10: (0, 1, 2, 3, 4), 30: (0, 1, 2, 3, 5)}  # of thirty workers seed 4 is among the extreme ones
+DEFAULT = 0.6  # AutoDuDe's lr
+
+
+class End(NamedTuple):
+    """What a run came to."""
+
+    loss: float
+    accuracy: float
+    tau_max: float
+    tau_avg: float
+
+
+Panels = dict[tuple[int, float, float], dict[tuple[str, float], dict[int, End]]]  # (n, alpha, std), (method, step), seed
+
+
+def stage(name: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Every run of a stage, with what its place was."""
+    for cell in json.loads((HERE / "results" / f"{name}.json").read_text()):
+        yield from ((cell["about"], run) for run in cell["runs"])
+
+
+def gathered(*stages: str) -> Panels:
+    """The ends of runs by panel, method and step, and seed; a run that failed has an infinite loss."""
+    panels: Panels = defaultdict(lambda: defaultdict(dict))
+    for name in stages:
+        for about, run in stage(name):
+            failed = "failed" in run
+            end = (math.inf, 0.1, 0, 0) if failed else (run[k] for k in ("objective", "accuracy", "tau_max", "tau_avg"))
+            key = (about["workers"], run["alpha"], about["std"])
+            panels[key][run["method"], run["lr"]][about["seed"]] = End(*end)
+    return panels
+
+
+def paper(figure: str) -> Panels:
+    """The same of the committed runs of a figure of the paper."""
+    panels: Panels = defaultdict(lambda: defaultdict(dict))
+    for path in sorted((HERE.parent / "paper" / figure).rglob("std*.json")):
+        book = json.loads(path.read_text())
+        about = book["about"]
+        for name, run in book["runs"].items():
+            alpha, method, lr = (part.strip() for part in name.split(","))
+            ends = (run["objective"][-1], run["accuracy"][-1], run["tau_max"], run["tau_avg"])
+            key = (about["workers"], float(alpha.split()[1]), about["std"])
+            panels[key][method, float(lr.split()[1])][about["seed"]] = End(*ends)
+    return panels
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Rows, the first of them headings, as a table."""
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([lines[0], "| --- " * len(rows[0]) + "|", *lines[1:]]) + "\n"
+
+
+def mean(ends: dict[int, End], seeds: Sequence[int]) -> float:
+    """The mean loss over these seeds."""
+    return fmean(ends[seed].loss for seed in seeds)
+
+
+def best(
+    panel: dict[tuple[str, float], dict[int, End]], name: str, seeds: Sequence[int]
+) -> tuple[tuple[str, float], float]:
+    """Of a method, with every wait_for, the one with the lowest mean loss of those that all seeds have."""
+    mine = {key: ends for key, ends in panel.items() if key[0].split()[0] == name and ends.keys() >= set(seeds)}
+    key = min(mine, key=lambda key: mean(mine[key], seeds))
+    return key, mean(mine[key], seeds)
+
+
+def _with_paper() -> Panels:
+    """Runs by hand and AutoDuDe's; those of ten workers with the paper's steps are in experiments/paper."""
+    panels = gathered("auto", "tuned")
+    for key, runs in paper("figure1").items():
+        for name, ends in runs.items():
+            panels[key][name] |= {seed: end for seed, end in ends.items() if seed in SEEDS[10]}
+    return panels
+
+
+def compared() -> str:
+    """AutoDuDe as it comes against everybody at their best."""
+    panels = _with_paper()
+    rows = [
+        [
+            "n, alpha, std",
+            "AutoDuDe",
+            "best DuDe",
+            "vanilla",
+            "FedBuff",
+            "synchronous",
+            "against DuDe",
+            "against the best rival",
+        ]
+    ]
+    for (n, alpha, std), panel in sorted(panels.items()):
+        seeds = SEEDS[n]
+        auto = panel["auto", DEFAULT]
+        cells, kept = [f"{n}, {alpha:g}, {std:g}", f"**{mean(auto, seeds):.3f}**"], {}
+        for name in ("dude", "vanilla", "fedbuff", "sync"):
+            key, loss = best(panel, name, seeds)
+            kept[name] = key
+            c = f", c = {key[0].split('=')[1]}" if "=" in key[0] else ""
+            cells.append(f"{loss:.3f} ({key[1]:g}{c})")
+        rival = min(("vanilla", "fedbuff", "sync"), key=lambda name: mean(panel[kept[name]], seeds))
+        cells += [difference(auto, panel[kept[name]], seeds) for name in ("dude", rival)]
+        rows.append(cells)
+    return markdown(rows)
+
+
+def accuracies() -> str:
+    """The test accuracy of the same runs."""
+    panels = _with_paper()
+    rows = [["n, alpha, std", "AutoDuDe", "best DuDe", "vanilla", "FedBuff", "synchronous"]]
+    for (n, alpha, std), panel in sorted(panels.items()):
+        keys = [("auto", DEFAULT), *(best(panel, name, SEEDS[n])[0] for name in ("dude", "vanilla", "fedbuff", "sync"))]
+        shares = (fmean(panel[key][seed].accuracy for seed in SEEDS[n]) for key in keys)
+        rows.append([f"{n}, {alpha:g}, {std:g}", *(f"{share:.3f}" for share in shares)])
+    return markdown(rows)
+
+
+def difference(one: dict[int, End], other: dict[int, End], seeds: Sequence[int]) -> str:
+    """How much larger the loss is, in per cent of the means, and the paired difference with its standard error."""
+    gaps = [one[seed].loss - other[seed].loss for seed in seeds]
+    share = mean(one, seeds) / mean(other, seeds) - 1
+    return f"{share:+.1%} ({fmean(gaps):+.3f} ± {stdev(gaps) / math.sqrt(len(gaps)):.3f})"
+
+
+def kappas() -> str:
+    """AutoDuDe with a smaller and a larger number."""
+    panels = gathered("auto")
+    rows = [["n, alpha, std", *(f"lr = {lr:g}" for lr in (0.45, 0.6, 0.8))]]
+    total = defaultdict(list)
+    for (n, alpha, std), panel in sorted(panels.items()):
+        losses = {lr: mean(panel["auto", lr], SEEDS[n]) for lr in (0.45, 0.6, 0.8)}
+        for lr, loss in losses.items():
+            total[lr].append(loss)
+        rows.append([f"{n}, {alpha:g}, {std:g}", *(f"{loss:.3f}" for loss in losses.values())])
+    rows.append(["mean of all", *(f"{fmean(losses):.3f}" for losses in total.values())])
+    return markdown(rows)
+
+
+def explored() -> str:
+    """The ways of choosing a step, on the seeds that all of them have."""
+    panels = gathered("explored")
+    names = {
+        (n, std): sorted(set.intersection(*(set(ends) for ends in panel.values()))) for (n, _, std), panel in panels.items()
+    }
+    rows = [
+        [
+            "rule",
+            "number",
+            *(f"n = {n}, std {std:g}, seeds {' '.join(map(str, seeds))}" for (n, std), seeds in sorted(names.items())),
+        ]
+    ]
+    ordered = dict.fromkeys((_rule(method), lr) for panel in panels.values() for method, lr in panel)
+    for rule, lr in sorted(ordered):
+        cells = []
+        for n, alpha, std in sorted(panels):
+            found = [ends for (method, step), ends in panels[n, alpha, std].items() if (_rule(method), step) == (rule, lr)]
+            cells.append(f"{mean(found[0], names[n, std]):.3f}" if found else "")
+        rows.append([rule, f"{lr:g}", *cells])
+    return markdown(rows)
+
+
+def _rule(method: str) -> str:
+    """A variant's name, whose number of workers waited for is a third of all."""
+    return re.sub(r"(c|buffer)=\d+", r"\1 = n/3", method)
+
+
+def extreme() -> str:
+    """One very fast worker."""
+    panels = gathered("extreme", "auto")
+    rows = [["place", "method", "step or number", "F", "accuracy"]]
+    for (n, alpha, std), seed, fast in (((30, 0.05, 1.0), 4, 365), ((10, 0.1, 5.0), 6, 70)):
+        for (method, lr), ends in sorted(panels[n, alpha, std].items()):
+            if seed in ends:
+                place = f"n = {n}, alpha {alpha:g}, std {std:g}, seed {seed}: {fast} times"
+                rows.append([place, method, f"{lr:g}", f"{ends[seed].loss:.3f}", f"{ends[seed].accuracy:.3f}"])
+    return markdown(rows)
+
+
+def steps() -> tuple[str, Panel, Panel]:
+    """The best fixed step of DuDe times both delays, and the loss against these products."""
+    rows = [["n, alpha, std, c", "best step", "times tau_avg", "times tau_max"]]
+    panels = {**paper("figure1"), **paper("figure2")}
+    more = gathered("tuned")  # of ten workers larger steps
+    curves: dict[str, list[Curve]] = {"tau_avg": [], "tau_max": []}
+    for (n, alpha, std), panel in sorted(panels.items()):
+        for method in ("dude", "dude c=2", "dude c=3", "dude c=5"):
+            ends = {lr: runs for (name, lr), runs in panel.items() if name == method}
+            if n == 10:
+                ends |= {lr: runs for (name, lr), runs in more[n, alpha, std].items() if name == method}
+            seeds = sorted(set.intersection(*(set(runs) for runs in ends.values())))
+            losses = {lr: mean(runs, seeds) for lr, runs in sorted(ends.items())}
+            lr = min(losses, key=lambda lr: losses[lr])
+            at = {k: fmean(getattr(ends[lr][seed], k) for seed in seeds) for k in curves}
+            c = method.partition("=")[2] or "1"
+            edge = " (largest tried)" if lr == max(losses) else ""
+            rows.append([f"{n}, {alpha:g}, {std:g}, {c}", f"{lr:g}{edge}", *(f"{lr * at[k]:.2f}" for k in curves)])
+            for k in curves:
+                xs, least = [lr * at[k] for lr in losses], min(losses.values())
+                number = 1 if n == 10 else 2
+                curves[k].append(Curve(f"workers {number}", f"{n} workers", xs, [loss / least for loss in losses.values()]))
+    made = [Panel(f"step x {k}", f"step x {k}", "F / F at the best step", curves[k], log="x") for k in curves]
+    return markdown(rows), made[0], made[1]
+
+
+def main() -> None:
+    """Fill the page and draw its figure."""
+    table, *panels = steps()
+    figures = draw_panels(
+        [panels], DOCS / "tuning", "One line for each split, spread of speeds and wait_for: fixed steps of DuDe."
+    )
+    figures[1].replace(HERE / "results" / "tuning.pdf")
+    small = (HERE / "results" / "small.md").read_text()
+    text = (DOCS / "tuning.md").read_text()
+    tables = {
+        "steps": table,
+        "compared": compared(),
+        "accuracy": accuracies(),
+        "kappas": kappas(),
+        "explored": explored(),
+        "extreme": extreme(),
+    }
+    for name, part in {**tables, "small": small}.items():
+        begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+        before, rest = text.split(begin)
+        text = f"{before}{begin}\n\n{part}\n{end}{rest.split(end)[1]}"
+    write(DOCS / "tuning.md", text.encode())
+
+
+if __name__ == "__main__":
+    main()
