@@ -29,6 +29,8 @@ def near(a: Any, b: Any, tolerance: float) -> bool:
         return a.shape == b.shape and torch.allclose(a.double(), b.double(), tolerance, tolerance, equal_nan=True)
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(near(x, y, tolerance) for x, y in zip(a, b, strict=True))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(near(a[key], b[key], tolerance) for key in a)
     return bool(a == b)
 
 
