@@ -8,6 +8,8 @@ from .rates import rates as rates
 from .rates import times as times
 from .staleness import Staleness as Staleness
 from .staleness import delays as delays
+from .staleness import tau_avg as tau_avg
+from .staleness import tau_max as tau_max
 from .survey import Estimate as Estimate
 from .theorem import bound as bound
 from .theorem import horizon as horizon
