@@ -11,13 +11,13 @@ os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = "(?s).*"  # before Ray is imported: th
 torch.set_num_threads(1)  # the tensors are tiny: a second thread would mostly wait
 
 
-_REAL = ("test_ray", "test_security", "test_readme", "test_examples", "test_cli")  # files whose tests start Ray
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that start Ray run by themselves: two clusters on one machine would find each other."""
+    """Tests that start Ray run by themselves: two clusters on one machine would find each other.
+
+    Those are the files named after it, what asks for ``ray_here``, and what is marked by hand.
+    """
     for item in items:
-        if item.path.stem.startswith(_REAL):
+        if item.path.stem.startswith(("test_ray", "test_security")) or "ray_here" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.real)
 
 

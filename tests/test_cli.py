@@ -150,6 +150,7 @@ def shell(*arguments):
     return json.loads(done.stdout), done.stderr
 
 
+@pytest.mark.real
 def test_real_workers_train_resume_and_replay_from_the_shell(tmp_path, capsys):
     """With --json standard output is one line, whatever Ray has to say."""
     run = tmp_path / "run"

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -18,6 +20,7 @@ def test_every_example_is_run_here():
     assert all(f'run("{path.name}"' in text for path in EXAMPLES.glob("*.py"))
 
 
+@pytest.mark.real
 def test_own_model(tmp_path):
     out = run("own_model.py", tmp_path)
     said = re.fullmatch(

@@ -15,7 +15,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 
 def blocks(language):
     return [
-        pytest.param(textwrap.dedent(text), id=f"{page.stem}-{number}")
+        pytest.param(textwrap.dedent(text), id=f"{page.stem}-{number}", marks=[pytest.mark.real] * ("ray" in text.lower()))
         for page in PAGES
         for number, text in enumerate(re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.S))
     ]

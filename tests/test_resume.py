@@ -29,7 +29,7 @@ def test_killed_at_any_arrival_every_run_ends_with_the_same_bits(name: str, tmp_
     scenario = SCENARIOS[name]
     straight = scenario.run(folder=tmp_path / "straight")
     arrivals = len(straight.trace)
-    parts = 3 if name in ALGORITHMS else 8  # of the methods there are many
+    parts = 2 if name in ALGORITHMS else 5  # of the methods there are many
     for count in {1, 2, *range(3, arrivals, max(1, arrivals // parts)), arrivals}:
         scenario.killed(tmp_path / f"{count}", count)
         resumed = dd.resume(tmp_path / f"{count}", problem=scenario.again)
