@@ -1,5 +1,6 @@
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +20,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.stem.startswith(("test_ray", "test_security")) or "ray_here" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.real)
+
+
+@pytest.fixture
+def inside(tmp_path: Path) -> Iterator[Path]:
+    """An empty folder, where the test is."""
+    here = Path.cwd()
+    os.chdir(tmp_path)
+    yield tmp_path
+    os.chdir(here)
 
 
 @pytest.fixture

@@ -39,12 +39,6 @@ def strict(text):
     return json.loads(text, parse_constant=refuse)
 
 
-@pytest.fixture
-def inside(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def clusters(n, apart, curvature=1.0, noise=0.1):
     """Workers whose minima lie so far apart, around one that is ten away from the start."""
     return dd.Quadratic([[10.0 + apart * (-1) ** i] for i in range(n)], curvatures=[curvature] * n, noise=noise)

@@ -1,9 +1,7 @@
 import json
-import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -73,14 +71,6 @@ def test_compare_prints_a_table_a_figure_and_a_sentence(tmp_path, capsys):
     assert len(list(folder.glob("*-seed*"))) == 6
     assert call(*command, "--json") == 0, "the same command again finds everything done"
     assert len(last_line(capsys.readouterr().out)["runs"]) == 6
-
-
-@pytest.fixture
-def inside(tmp_path):
-    here = Path.cwd()
-    os.chdir(tmp_path)
-    yield tmp_path
-    os.chdir(here)
 
 
 def test_a_run_without_a_folder_gets_one_of_its_own(inside, capsys):

@@ -1,4 +1,3 @@
-import os
 import re
 import shlex
 import textwrap
@@ -21,12 +20,10 @@ def blocks(language):
     ]
 
 
-@pytest.fixture
-def inside(tmp_path):
-    here, known = Path.cwd(), dict(dd.ALGORITHMS)
-    os.chdir(tmp_path)
-    yield tmp_path
-    os.chdir(here)
+@pytest.fixture(autouse=True)
+def the_same_methods_afterwards():
+    known = dict(dd.ALGORITHMS)
+    yield
     dd.ALGORITHMS.clear()
     dd.ALGORITHMS.update(known)
 

@@ -615,12 +615,9 @@ def test_the_list_shows_what_each_model_can_be_told(capsys: pytest.CaptureFixtur
 PAGE = (Path(dd.__file__).parents[2] / "docs" / "workers.md").read_text()
 
 
-def test_everything_on_the_page_about_workers_works(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_everything_on_the_page_about_workers_works(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, text in re.findall(r"```csv (\S+)\n(.*?)```", PAGE, re.S):
-        write(tmp_path / name, text)
+        write(inside / name, text)
     for code in re.findall(r"```python\n(.*?)```", PAGE, re.S):
         exec(compile(code, "page", "exec"), {})
     assert capsys.readouterr().out == "3 2\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,12 +21,11 @@ ARRIVALS = 20_000  # and at least so many
 
 @dataclass(frozen=True)
 class Place:
-    """One draw of workers: their number, the spread of speeds and the seed, with how long they run."""
+    """One draw of workers: their number, the spread of speeds and the seed."""
 
     workers: int
     std: float
     seed: int
-    jobs: int = LONG
 
     @property
     def name(self) -> str:
@@ -36,8 +35,8 @@ class Place:
     def cell(self) -> Cell:
         """The paper's cell; its number of updates is that of a fully asynchronous method in this time."""
         short = Cell(Experiment(self.workers, self.alphas, (self.std,), (self.seed,)), self.std, self.seed)
-        updates = max(ARRIVALS if self.jobs == LONG else 0, round(self.jobs * max(short.times) * short.rate))
-        return Cell(Experiment(self.workers, self.alphas, (self.std,), (self.seed,), updates=updates), self.std, self.seed)
+        updates = max(ARRIVALS, round(LONG * max(short.times) * short.rate))
+        return Cell(replace(short.experiment, updates=updates), self.std, self.seed)
 
     @property
     def alphas(self) -> tuple[float, ...]:

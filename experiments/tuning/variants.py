@@ -54,10 +54,6 @@ class Trial(Algorithm[TrialState]):
     """The running maximum of the delay falls by this factor an update; 0: the delay of the moment."""
     beta: float = 0.0
     """By how much the step's logarithm follows the cosine of a round's movement with the gradient after it."""
-    least: float = 0.0
-    """Taken off the cosine."""
-    most: float = 1e9
-    """The largest factor."""
     bound: float = 0.0
     """Updates wait while a gradient is older than so many times the number of workers; 0: never."""
     noise: float = 0.0
@@ -128,7 +124,7 @@ class Trial(Algorithm[TrialState]):
             if self.beta:
                 size = (_along(move, move) * _along(s.total, s.total)).sqrt().clamp_min(1e-300)
                 cosine = _along(move, s.total) / size
-                s.factor = (s.factor * torch.exp(self.beta * (cosine - self.least))).clamp_max(self.most)
+                s.factor = (s.factor * torch.exp(self.beta * cosine)).clamp_max(1e9)
             if self.secant and s.before is not None:
                 found = _along(move, s.before - s.total) / s.n / _along(move, move).clamp_min(1e-300)
                 found = found.abs().clamp_min(1e-3)
