@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
+from torch.utils.data import TensorDataset
 
 import dualdelay as dd
 from dualdelay import theory
@@ -189,6 +190,23 @@ def test_the_smoothness_of_a_network_against_its_dense_hessian(weights, kind):
             assert near(estimate, truth, 1.0) and estimate.error < 0.02 * truth
         assert ("differences" in found.smoothness.how) == (kind is Plain)
         assert found.curvature == found.smoothness and "may be larger elsewhere" in found.notes[0]
+
+
+def test_the_smoothness_from_some_samples_is_near_and_says_so():
+    problem = dd.Digits(workers=3, alpha=0.5)
+    whole, all_of_them, some = (constants(problem, draws=4, samples=count) for count in (None, 10_000, 100))
+    pairs = [(each.smoothness, *each.smoothnesses) for each in (whole, all_of_them, some)]
+    for exact, same, estimate in zip(*pairs, strict=True):
+        assert same.value == pytest.approx(exact.value, rel=1e-5) and same.error == pytest.approx(exact.error, rel=0.01)
+        assert near(estimate, exact.value, 3.0) and 0 < estimate.error < exact.value / 2
+        assert "100 samples" in estimate.how and "samples" not in exact.how
+    assert some.cost < whole.cost / 2 and "of 100 samples of each worker" in "".join(some.notes)
+    assert (some.unlikeness, some.variances, some.gap) == (whole.unlikeness, whole.variances, whole.gap)
+    given = shards(3), [TensorDataset(*pair) for pair in shards(3)]
+    pairs, datasets = (constants(dd.Network(mlp(), cross_entropy, data, 4), draws=4, samples=5) for data in given)
+    assert pairs.smoothness == datasets.smoothness
+    with pytest.raises(dd.BadInput, match=r"samples is 0"):
+        constants(problem, samples=0)
 
 
 def test_too_few_products_give_a_lower_bound_that_says_so():

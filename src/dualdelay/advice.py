@@ -32,7 +32,7 @@ _PULL = 0.1  # of the gradient, below which the fast workers' data may count for
 _ARRIVALS = 20_000  # to simulate at most for each wait_for
 _LENGTH = 2_000  # gradients of a run of which nobody says how long it is to be, and of the trial at most
 _TRIAL = 50  # gradients of the trial for each worker
-_EFFORT = 1_500  # minibatches whose curvature is measured, about: the more data, the fewer passes
+_PASS, _SAMPLES = 50, 1_000  # curvature is that of all data if they are so few minibatches, else of so many samples
 
 Report = Callable[[float, str], None]
 
@@ -126,7 +126,7 @@ def advise(
         say(0.0, "measuring the workers' gradients")
         x = problem.start(seed) if x is None else x
         data = sum(problem.epoch(worker) for worker in range(n))
-        found = constants(problem, x, seed=seed, iterations=min(30, max(2, _EFFORT // data)))
+        found = constants(problem, x, seed=seed, samples=None if data <= _PASS else max(32, _SAMPLES // n))
         missing += [note for note in found.notes if "could not be" in note]
         notes += [note for note in found.notes if "could not be" not in note]
     table: list[Staleness] = []

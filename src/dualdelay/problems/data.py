@@ -86,6 +86,18 @@ class Shard:
         other.rows = None if self.rows is None else self.rows.to(device)
         return other
 
+    def some(self, rows: Tensor) -> Shard:
+        """These samples alone."""
+        other = object.__new__(Shard)
+        other.__dict__.update(self.__dict__)
+        if self.pair is None:
+            other._dataset = Subset(self._dataset, rows.tolist())
+        else:
+            rows = rows.to(self.pair[0].device)
+            other.rows = rows if self.rows is None else self.rows[rows]
+        other.size = len(rows)
+        return other
+
     def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """These samples as tensors."""
         if self.pair is not None:

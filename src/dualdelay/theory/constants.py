@@ -51,13 +51,15 @@ def constants(
     draws: int = 100,
     seed: int = 0,
     iterations: int = 30,
+    samples: int | None = None,
     threads: int | None = 1,
 ) -> Constants:
     """Measure a problem's constants at x, by default where a run with this seed starts.
 
     Quadratics and logistic regression are worked out, but for the minibatches of the latter. Elsewhere the curvature comes
-    from at most ``iterations`` products with the Hessian of F and of each F_i, over all data: for a large network that is
-    most of the cost, and a kink, as of a ReLU, shows only in the error. Variances come from ``draws`` minibatches that
+    from at most ``iterations`` products with the Hessian of F and of each F_i: for a large network that is most of the
+    cost, and a kink, as of a ReLU, shows only in the error. They go over all data, or over ``samples`` of each worker; the
+    error then has in it how steep the same direction is on as many others. Variances come from ``draws`` minibatches that
     no run meets. Problems without exact local gradients (no ``measure``) are measured by minibatches alone, and their
     smoothness by a few of them. Of problems with local steps the single gradients are measured. What cannot be measured
     is nan, and ``notes`` say why. Torch uses ``threads`` threads, None: its own number, as in ``dd.simulate``.
@@ -66,19 +68,23 @@ def constants(
     require_whole("draws", draws, 4)
     require_whole("seed", seed, 0)
     require_whole("iterations", iterations, 1)
+    if samples is not None:
+        require_whole("samples", samples, 1)
     require_whole("threads", threads := torch.get_num_threads() if threads is None else threads, 1)
     survey = Survey(problem, draws, 2**30 + seed * draws)  # far beyond the minibatches of any run
     with using_threads(threads):
-        return _measured(survey, problem, x, iterations, seed)
+        return _measured(survey, problem, x, iterations, seed, samples)
 
 
-def _measured(survey: Survey, problem: Problem, x: Tensor | None, iterations: int, seed: int) -> Constants:
+def _measured(
+    survey: Survey, problem: Problem, x: Tensor | None, iterations: int, seed: int, samples: int | None
+) -> Constants:
     start = survey.attempt("everything" if x is None else "whether x has the right shape", lambda: problem.start(seed))
     if x is None and start is None:
         return _nothing(problem.workers, survey)
     x = start if x is None else _weights(x, start)
     assert x is not None
-    curved = smoothness(survey, x, iterations, seed)
+    curved = smoothness(survey, x, iterations, seed, samples)
     means: list[Tensor | None] = []
     variances: list[Estimate] = []
     for worker in range(problem.workers):

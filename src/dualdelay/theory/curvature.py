@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -43,22 +44,34 @@ def norm(hessian: Tensor) -> float:
     return float(torch.linalg.eigvalsh(hessian).abs().max())
 
 
-def smoothness(survey: Survey, x: Tensor, iterations: int, seed: int) -> tuple[Estimate, Estimate, tuple[Estimate, ...]]:
-    """L of F, the curvature of F at x, and each worker's own L."""
+def smoothness(
+    survey: Survey, x: Tensor, iterations: int, seed: int, samples: int | None = None
+) -> tuple[Estimate, Estimate, tuple[Estimate, ...]]:
+    """L of F, the curvature of F at x, and each worker's own L; of a network on so many samples of each worker."""
     known = survey.attempt("the curvature at x", lambda: _worked_out(survey, x))
     if known is not None:
         return known
     n, draws = survey.problem.workers, Draws(seed, "theory")
+    few, others = survey, None
+    if samples is not None and isinstance(survey.problem, Network):
+        few, others = survey.of_samples(samples, draws)
 
     def measured(what: str, workers: Sequence[int]) -> Estimate:
         def either() -> Estimate:
-            twice = _twice(survey, x, workers, iterations, draws)
-            return twice or _differenced(survey, x, workers, iterations, draws)
+            twice = _twice(few, x, workers, iterations, draws)
+            found, top = twice or _differenced(few, x, workers, iterations, draws)
+            if others is None:
+                return found
+            again = abs(float(differences(_mean(others, workers), x, _length(x))(top) @ top))
+            return replace(found, error=max(found.error, abs(again - found.value)), how=f"{found.how}, {samples} samples")
 
         return survey.attempt(what, either) or UNKNOWN
 
     whole = measured("the smoothness of F", range(n))
     each = [measured(f"the smoothness of worker {worker}", [worker]) for worker in range(n)] if n > 1 else [whole]
+    if others is not None:
+        survey.cost += few.cost + others.cost
+        survey.notes += [*few.notes, f"the curvature is that of {samples} samples of each worker, or all if it has fewer."]
     survey.notes.append("smoothness is the curvature at x, and may be larger elsewhere.")
     return whole, whole, tuple(each)
 
@@ -73,7 +86,10 @@ def _worked_out(survey: Survey, x: Tensor) -> tuple[Estimate, Estimate, tuple[Es
     return Estimate(norm(most.mean(0)), 0.0, how), Estimate(norm(here.mean(0)), 0.0, "exact"), each
 
 
-def _twice(survey: Survey, x: Tensor, workers: Sequence[int], iterations: int, draws: Draws) -> Estimate | None:
+Found = tuple[Estimate, Tensor]  # and the direction in which it is so steep
+
+
+def _twice(survey: Survey, x: Tensor, workers: Sequence[int], iterations: int, draws: Draws) -> Found | None:
     problem = survey.problem
     if not isinstance(problem, Network) or type(problem).measure is not Network.measure:
         return None
@@ -90,15 +106,15 @@ def _twice(survey: Survey, x: Tensor, workers: Sequence[int], iterations: int, d
     seen = abs(float(differences(_mean(survey, workers), x, _length(x))(top) @ top))
     if abs(seen - value) > max(seen, value) / 3:  # and some of them do not say so
         return None
-    return _estimate(survey, value, max(error, abs(seen - value)), f"Lanczos, {count} Hessian products")
+    return _estimate(survey, value, max(error, abs(seen - value)), f"Lanczos, {count} Hessian products"), top
 
 
-def _differenced(survey: Survey, x: Tensor, workers: Sequence[int], iterations: int, draws: Draws) -> Estimate:
+def _differenced(survey: Survey, x: Tensor, workers: Sequence[int], iterations: int, draws: Draws) -> Found:
     gradient, length = _mean(survey, workers), _length(x)
     value, error, count, top = lanczos(differences(gradient, x, length), x, iterations, draws)
     wider = abs(float(differences(gradient, x, 2 * length)(top) @ top))
     of = "" if survey.exact else f" of {min(FEW, survey.draws)} minibatches"
-    return _estimate(survey, value, max(error, abs(wider - value)), f"Lanczos, {count} differences{of}")
+    return _estimate(survey, value, max(error, abs(wider - value)), f"Lanczos, {count} differences{of}"), top
 
 
 def _estimate(survey: Survey, value: float, error: float, how: str) -> Estimate:

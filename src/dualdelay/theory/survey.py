@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..core import Problem
+from ..draws import Draws
 from ..errors import BadInput
 from ..problems import FullGradients, LocalSteps, Network
 from ..problems.wrapped import Wrapped
@@ -62,6 +63,18 @@ class Survey:
         if isinstance(problem, Network):
             self._whole, self._bare = copy.copy(problem), copy.copy(problem)
             self._whole.full_gradient, self._bare.full_gradient = True, False
+
+    def of_samples(self, most: int, draws: Draws) -> tuple[Survey, Survey]:
+        """Two surveys of a network on at most so many samples of each worker; on others, where there are so many."""
+        problem, made = self.problem, []
+        assert isinstance(problem, Network)
+        orders = [torch.from_numpy(draws.permutation(shard.size, k)) for k, shard in enumerate(problem.shards())]
+        for part in (slice(most), slice(-most, None)):
+            other = copy.copy(problem)
+            other._shards = copy.copy(problem._shards)
+            other._shards.kept = {k: problem.shards()[k].some(order[part]) for k, order in enumerate(orders)}
+            made.append(Survey(other, self.draws, self._first))
+        return made[0], made[1]
 
     def attempt(self, what: str, function: Callable[[], T]) -> T | None:
         """What the function gives; if it cannot, None and a note."""
