@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import dualdelay as dd
+from tables import CASES
 
 FLEETS = {
     **{
@@ -58,6 +59,32 @@ def test_who_is_waited_for_is_what_the_trace_says(fleet):
             version, reports = version + 1, 0
             chosen.append(wanted)
     assert chosen[-1] == run.state.wait_for and version == run.version > 10
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_step_is_that_of_the_means_and_of_what_is_new(case):
+    """The models from gradients recomputed by their names: running means by the delays, and lr over the mean delay."""
+    (problem, speeds), lr = CASES[case], 0.3
+    n, models, taken, means, fresh = problem.workers, [problem.start(0)], {}, {}, {}
+
+    def check(s, a):
+        fresh[a.worker] = problem.gradient(models[a.job.version], a.job.worker, a.job.draw)[0].double()
+        taken[a.worker] = a.job.version
+        if s.version == len(models):
+            for worker, gradient in fresh.items():
+                keep = math.exp(-(s.version - taken[worker]) / 8) if worker in means else 0.0
+                means[worker] = keep * means.get(worker, 0.0) + (1 - keep) * gradient
+            new = sum(gradient - means[worker] for worker, gradient in fresh.items()) / len(fresh)
+            delay = s.version - sum(taken.values()) / n
+            along = sum(means.values()) / n + new
+            wanted = models[-1].double() - lr / max(8.0, delay) * along
+            close = 1e-5 if s.x.dtype == torch.float32 else 1e-12
+            assert torch.allclose(s.x.double(), wanted, rtol=0, atol=close)
+            models.append(s.x.clone())
+            fresh.clear()
+
+    run = dd.simulate(dd.AutoDuDe(lr), problem, speeds, updates=40, watch=[check], evaluate_every=40)
+    assert run.version == len(models) - 1 == 40 and len(set(run.trace.version)) > 20
 
 
 @pytest.mark.parametrize("fleet", FLEETS)
@@ -116,6 +143,37 @@ def test_while_somebody_is_silent_steps_shrink_with_the_delay():
     models = dict(seen)  # by version
     early, late = (float((models[t + 1] - models[t]).norm()) for t in (2, 1998))
     assert run.version == 2000 and 0 < late < 0.02 * early
+
+
+def test_who_comes_back_counts_with_its_first_gradient_whole():
+    algorithm, draws = dd.AutoDuDe(lr=8.0), [0, 0]  # the step is 1 while delays are below eight
+    s = algorithm.init(torch.zeros(1, dtype=torch.float64), 2, dd.Draws(0, ""))
+
+    def report(worker, value, version):
+        draws[worker] += 1
+        value = torch.tensor([value], dtype=torch.float64)
+        return algorithm.step(s, dd.Arrival(dd.Job(worker, draws[worker], version), value, 0.0, 1.0, 0.0))
+
+    assert report(0, 1.0, 0) == [] and s.version == 0
+    assert [order.worker for order in algorithm.leave(s, 1)] == [0] and float(s.x) == -1.0  # nobody else is waited for
+    report(0, 3.0, 1)
+    mean = 1.0 + 2.0 * (1 - math.exp(-1 / 8))
+    assert float(s.x) == pytest.approx(-4.0, abs=1e-12) and float(s.total) == pytest.approx(mean, abs=1e-12)
+    assert [order.worker for order in algorithm.join(s, 1)] == [1]
+    report(1, 5.0, 2)
+    assert float(s.total) == pytest.approx(mean + 5.0, abs=1e-12) and s.n == 2
+    assert float(s.x) == pytest.approx(-4.0 - (mean + 5.0) / 2, abs=1e-12)
+
+
+def test_who_leaves_while_it_waits_takes_its_gradient_along():
+    algorithm = dd.AutoDuDe(lr=8.0)
+    s = algorithm.init(torch.zeros(1, dtype=torch.float64), 3, dd.Draws(0, ""))
+    for worker, value in enumerate((1.0, 100.0)):
+        value = torch.tensor([value], dtype=torch.float64)
+        assert algorithm.step(s, dd.Arrival(dd.Job(worker, 0, 0), value, 0.0, 1.0, 0.0)) == []
+    assert algorithm.leave(s, 1) == []  # worker 2 is still waited for
+    orders = algorithm.step(s, dd.Arrival(dd.Job(2, 0, 0), torch.tensor([4.0], dtype=torch.float64), 0.0, 1.0, 0.0))
+    assert [order.worker for order in orders] == [0, 2] and float(s.x) == -2.5
 
 
 @pytest.mark.parametrize("lr", [0.0, -1.0, math.nan, math.inf])

@@ -61,9 +61,8 @@ class FastCifar10(Cifar10):
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
         x = x.contiguous()
-        shards, losses = self.shards(), []
-        for shard in shards:
-            losses.append(_mean(x, shard, None, None)[0])
+        shards = self.shards()
+        losses = [_mean(x, shard, None, None)[0] for shard in shards]
         means = objectives(losses, [shard.size for shard in shards], self.scales)
         assert self._exam._shard is not None
         return {**means, "accuracy": _mean(x, self._exam._shard, None, None)[1], "gradient_norm": math.nan}
@@ -80,13 +79,15 @@ def main() -> None:
         problem.gradient(x, 0, 0)  # compiled
         begin = time.perf_counter()
         for draw in range(200):
-            gradient, _ = problem.gradient(x, draw % 10, draw)
+            problem.gradient(x, draw % 10, draw)
         seconds[problem] = time.perf_counter() - begin
     wanted, found = (problem.gradient(x, 3, 5)[0] for problem in (slow, fast))
     print(f"gradient: off by {float((found - wanted).norm() / wanted.norm()):.1e}")
     ends = [problem.evaluate(x) for problem in (slow, fast)]
     print("loss and accuracy:", *(f"{end['objective']:.6f} {end['accuracy']:.4f}" for end in ends))
-    print(f"{5 * seconds[slow]:.1f} ms with torch, {5 * seconds[fast]:.1f} ms here: {seconds[slow] / seconds[fast]:.1f} times")
+    print(
+        f"{5 * seconds[slow]:.1f} ms with torch, {5 * seconds[fast]:.1f} ms here: {seconds[slow] / seconds[fast]:.1f} times"
+    )
 
 
 if __name__ == "__main__":

@@ -18,12 +18,14 @@ HERE = Path(__file__).parent
 DOCS = HERE.parent.parent / "docs"
 SEEDS = {10: (0, 1, 2, 3, 4), 30: (0, 1, 2, 3, 5)}  # of thirty workers seed 4 is among the extreme ones
 DEFAULT = 0.6  # AutoDuDe's lr
+LATE = 5  # of 25 evaluations
 
 
 class End(NamedTuple):
     """What a run came to."""
 
     loss: float
+    late: float  # the mean loss of the last fifth of the evaluations: a single one is half chance
     accuracy: float
     tau_max: float
     tau_avg: float
@@ -44,9 +46,11 @@ def gathered(*stages: str) -> Panels:
     for name in stages:
         for about, run in stage(name):
             failed = "failed" in run
-            end = (math.inf, 0.1, 0, 0) if failed else (run[k] for k in ("objective", "accuracy", "tau_max", "tau_avg"))
+            end = (run.get(k) for k in ("objective", "accuracy", "tau_max", "tau_avg"))
+            loss, *rest = (math.inf, 0.1, 0, 0) if failed else end
+            late = math.inf if failed else fmean(run["curve"][-LATE:])
             key = (about["workers"], run["alpha"], about["std"])
-            panels[key][run["method"], run["lr"]][about["seed"]] = End(*end)
+            panels[key][run["method"], run["lr"]][about["seed"]] = End(loss, late, *rest)
     return panels
 
 
@@ -58,7 +62,13 @@ def paper(figure: str) -> Panels:
         about = book["about"]
         for name, run in book["runs"].items():
             alpha, method, lr = (part.strip() for part in name.split(","))
-            ends = (run["objective"][-1], run["accuracy"][-1], run["tau_max"], run["tau_avg"])
+            ends = (
+                run["objective"][-1],
+                fmean(run["objective"][-LATE:]),
+                run["accuracy"][-1],
+                run["tau_max"],
+                run["tau_avg"],
+            )
             key = (about["workers"], float(alpha.split()[1]), about["std"])
             panels[key][method, float(lr.split()[1])][about["seed"]] = End(*ends)
     return panels
@@ -70,55 +80,45 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], "| --- " * len(rows[0]) + "|", *lines[1:]]) + "\n"
 
 
-def mean(ends: dict[int, End], seeds: Sequence[int]) -> float:
-    """The mean loss over these seeds."""
-    return fmean(ends[seed].loss for seed in seeds)
+def mean(ends: dict[int, End], seeds: Sequence[int], what: str = "loss") -> float:
+    """The mean over these seeds of the loss, or of another number."""
+    return fmean(getattr(ends[seed], what) for seed in seeds)
 
 
 def best(
-    panel: dict[tuple[str, float], dict[int, End]], name: str, seeds: Sequence[int]
+    panel: dict[tuple[str, float], dict[int, End]], name: str, seeds: Sequence[int], what: str = "loss"
 ) -> tuple[tuple[str, float], float]:
     """Of a method, with every wait_for, the one with the lowest mean loss of those that all seeds have."""
     mine = {key: ends for key, ends in panel.items() if key[0].split()[0] == name and ends.keys() >= set(seeds)}
-    key = min(mine, key=lambda key: mean(mine[key], seeds))
-    return key, mean(mine[key], seeds)
+    key = min(mine, key=lambda key: mean(mine[key], seeds, what))
+    return key, mean(mine[key], seeds, what)
 
 
 def _with_paper() -> Panels:
     """Runs by hand and AutoDuDe's; those of ten workers with the paper's steps are in experiments/paper."""
-    panels = gathered("auto", "tuned")
+    panels = gathered("auto", "waiting", "tuned")
     for key, runs in paper("figure1").items():
         for name, ends in runs.items():
             panels[key][name] |= {seed: end for seed, end in ends.items() if seed in SEEDS[10]}
     return panels
 
 
-def compared() -> str:
-    """AutoDuDe as it comes against everybody at their best."""
+def compared(what: str) -> str:
+    """AutoDuDe as it comes against everybody at their best, by the loss at the end or by the late one."""
     panels = _with_paper()
-    rows = [
-        [
-            "n, alpha, std",
-            "AutoDuDe",
-            "best DuDe",
-            "vanilla",
-            "FedBuff",
-            "synchronous",
-            "against DuDe",
-            "against the best rival",
-        ]
-    ]
+    names = ("dude", "vanilla", "fedbuff", "sync")
+    heads = ["AutoDuDe", "best DuDe", "vanilla", "FedBuff", "synchronous", "against DuDe", "against the best rival"]
+    rows = [["n, alpha, std", *heads]]
     for (n, alpha, std), panel in sorted(panels.items()):
         seeds = SEEDS[n]
         auto = panel["auto", DEFAULT]
-        cells, kept = [f"{n}, {alpha:g}, {std:g}", f"**{mean(auto, seeds):.3f}**"], {}
-        for name in ("dude", "vanilla", "fedbuff", "sync"):
-            key, loss = best(panel, name, seeds)
-            kept[name] = key
+        found = {name: best(panel, name, seeds, what) for name in names}
+        cells = [f"{n}, {alpha:g}, {std:g}", f"**{mean(auto, seeds, what):.3f}**"]
+        for key, loss in found.values():
             c = f", c = {key[0].split('=')[1]}" if "=" in key[0] else ""
             cells.append(f"{loss:.3f} ({key[1]:g}{c})")
-        rival = min(("vanilla", "fedbuff", "sync"), key=lambda name: mean(panel[kept[name]], seeds))
-        cells += [difference(auto, panel[kept[name]], seeds) for name in ("dude", rival)]
+        rival = min(names[1:], key=lambda name: found[name][1])
+        cells += [difference(auto, panel[found[name][0]], seeds, what) for name in ("dude", rival)]
         rows.append(cells)
     return markdown(rows)
 
@@ -134,25 +134,20 @@ def accuracies() -> str:
     return markdown(rows)
 
 
-def difference(one: dict[int, End], other: dict[int, End], seeds: Sequence[int]) -> str:
+def difference(one: dict[int, End], other: dict[int, End], seeds: Sequence[int], what: str) -> str:
     """How much larger the loss is, in per cent of the means, and the paired difference with its standard error."""
-    gaps = [one[seed].loss - other[seed].loss for seed in seeds]
-    share = mean(one, seeds) / mean(other, seeds) - 1
+    gaps = [getattr(one[seed], what) - getattr(other[seed], what) for seed in seeds]
+    share = mean(one, seeds, what) / mean(other, seeds, what) - 1
     return f"{share:+.1%} ({fmean(gaps):+.3f} ± {stdev(gaps) / math.sqrt(len(gaps)):.3f})"
 
 
-def kappas() -> str:
-    """AutoDuDe with a smaller and a larger number."""
-    panels = gathered("auto")
-    rows = [["n, alpha, std", *(f"lr = {lr:g}" for lr in (0.45, 0.6, 0.8))]]
-    total = defaultdict(list)
-    for (n, alpha, std), panel in sorted(panels.items()):
-        losses = {lr: mean(panel["auto", lr], SEEDS[n]) for lr in (0.45, 0.6, 0.8)}
-        for lr, loss in losses.items():
-            total[lr].append(loss)
-        rows.append([f"{n}, {alpha:g}, {std:g}", *(f"{loss:.3f}" for loss in losses.values())])
-    rows.append(["mean of all", *(f"{fmean(losses):.3f}" for losses in total.values())])
-    return markdown(rows)
+def means() -> str:
+    """What running means are worth: AutoDuDe beside the same with last gradients, by the late loss."""
+    panels, keys = gathered("auto", "waiting"), [("auto", DEFAULT), *(("waiting", lr) for lr in (0.45, 0.6, 0.8))]
+    rows = [["n, alpha, std", "running means, lr = 0.6", *(f"last gradients, {lr:g}" for _, lr in keys[1:])]]
+    losses = {place: [mean(panels[place][key], SEEDS[place[0]], "late") for key in keys] for place in sorted(panels)}
+    rows += [[f"{n}, {alpha:g}, {std:g}", *(f"{loss:.3f}" for loss in row)] for (n, alpha, std), row in losses.items()]
+    return markdown([*rows, ["mean of all", *(f"{fmean(column):.3f}" for column in zip(*losses.values(), strict=True))]])
 
 
 def explored() -> str:
@@ -185,7 +180,7 @@ def _rule(method: str) -> str:
 
 def extreme() -> str:
     """One very fast worker."""
-    panels = gathered("extreme", "auto")
+    panels = gathered("extreme", "waiting", "auto")
     rows = [["place", "method", "step or number", "F", "accuracy"]]
     for (n, alpha, std), seed, fast in (((30, 0.05, 1.0), 4, 365), ((10, 0.1, 5.0), 6, 70)):
         for (method, lr), ends in sorted(panels[n, alpha, std].items()):
@@ -232,9 +227,10 @@ def main() -> None:
     text = (DOCS / "tuning.md").read_text()
     tables = {
         "steps": table,
-        "compared": compared(),
+        "compared": compared("loss"),
+        "late": compared("late"),
         "accuracy": accuracies(),
-        "kappas": kappas(),
+        "means": means(),
         "explored": explored(),
         "extreme": extreme(),
     }

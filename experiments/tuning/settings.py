@@ -9,6 +9,7 @@ from typing import Any
 
 from corrected import Corrected
 from variants import Trial
+from waiting import WaitingDuDe
 
 from dualdelay.algorithms import DuDe, FedBuff, SyncSGD, VanillaASGD
 from dualdelay.algorithms.auto import AutoDuDe
@@ -74,7 +75,12 @@ def tuned(place: Place) -> Iterator[Method]:
 
 def auto(place: Place) -> Iterator[Method]:
     """The method that came of it."""
-    yield "auto", AutoDuDe, (0.45, 0.6, 0.8)
+    yield "auto", AutoDuDe, (0.6,)
+
+
+def waiting(place: Place) -> Iterator[Method]:
+    """The same with last gradients in place of running means."""
+    yield "waiting", WaitingDuDe, (0.45, 0.6, 0.8)
 
 
 def extreme(place: Place) -> Iterator[Method]:
@@ -91,6 +97,7 @@ EXTREME = [Place(30, 1.0, 4), Place(10, 5.0, 6)]
 FEW = [place for place in (*THIRTY, *TEN) if place.seed < 3]
 STAGES: dict[str, tuple[list[Place], Callable[[Place], Iterator[Method]]]] = {
     "auto": ([*EXTREME, *THIRTY, *TEN], auto),
+    "waiting": ([*EXTREME, *THIRTY, *TEN], waiting),
     "extreme": (EXTREME, extreme),
     "explored": (FEW, explored),
     "tuned": ([*THIRTY, *TEN], tuned),

@@ -1,8 +1,8 @@
-"""Compute the runs of settings.py on one GPU, the places in several processes side by side.
+"""Compute the runs of settings.py on one GPU or on a processor, the places in several processes side by side.
 
-python experiments/tuning/on_gpu.py PROCESSES STAGE ... writes a file for each stage, place and set of methods under
+python experiments/tuning/compute.py PROCESSES STAGE ... writes a file for each stage, place and set of methods under
 runs/tuning, where what is there is not computed again, and gathers them in experiments/tuning/results. With no argument it
-only gathers. float32 without TF32. It needs torch and numpy alone.
+only gathers. float32 without TF32. It needs torch and numpy alone, and without a GPU g++ (lenet.py).
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+from lenet import FastCifar10
 from settings import STAGES
 
 from dualdelay.grid import Point
@@ -43,7 +45,11 @@ def compute(stage: str, name: str, only: str = "") -> None:
             told = time.perf_counter()
             print(f"{stage} {name} {only}: {share:.3f} after {told - begin:.0f} s", flush=True)
 
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     problems, points = {alpha: cell.problem(alpha) for alpha in place.alphas[: HALVES.get(stage)]}, []
+    if device == "cpu":
+        torch.set_num_threads(1)
+        problems = {alpha: FastCifar10(**problem.settings) for alpha, problem in problems.items()}
     for method, maker, steps in wanted(place):
         for alpha, lr in itertools.product(problems, steps):
             if only and method not in only.split("+"):
@@ -51,7 +57,7 @@ def compute(stage: str, name: str, only: str = "") -> None:
             names = {"name": method, "alpha": alpha, "seed": place.seed}
             points.append(Point(names, maker(lr), problems[alpha], cell.speeds, place.seed, None))
     pause = cell.horizon / EVALUATIONS
-    made = computed(points, time=cell.horizon, evaluate_seconds=pause, device="cuda", report=report)
+    made = computed(points, time=cell.horizon, evaluate_seconds=pause, device=device, cores=1, report=report)
     runs = []
     for k, (point, run) in enumerate(zip(points, made.runs, strict=True)):
         record: dict[str, Any] = {"alpha": point.names["alpha"], "method": point.names["name"], "lr": point.algorithm.lr}
@@ -64,7 +70,7 @@ def compute(stage: str, name: str, only: str = "") -> None:
         counts = {"updates": run.version, "arrivals": len(run.trace), "tau_max": delays.tau_max}
         runs.append({**record, **ends, **counts, "tau_avg": round(delays.tau_avg, 2), "curve": curve})
     about = {"workers": place.workers, "std": place.std, "seed": place.seed, "horizon": cell.horizon}
-    about |= {"speeds": cell.times, "device": "cuda", **versions()}
+    about |= {"speeds": cell.times, "device": device, **versions()}
     lines = ",\n".join(json.dumps(run) for run in runs)
     PARTS.mkdir(parents=True, exist_ok=True)
     part = PARTS / f"{_file(stage, name, only)}.part"
