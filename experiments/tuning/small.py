@@ -13,6 +13,7 @@ import torch
 from corrected import Corrected
 from rich.progress import track
 from variants import Trial
+from waiting import WaitingDuDe
 
 import dualdelay as dd
 from dualdelay.files import write
@@ -25,6 +26,7 @@ PROBLEMS = {
 }
 RULES: dict[str, Callable[[], dd.Algorithm[Any]]] = {
     "AutoDuDe": dd.AutoDuDe,
+    "the same with last gradients": WaitingDuDe,
     "fixed step 1/16": partial(dd.DuDe, 2.0**-4),
     "fixed step 1/256": partial(dd.DuDe, 2.0**-8),
     "0.6 / mean delay": partial(Trial, 0.6),
