@@ -20,7 +20,7 @@ test: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2 -m 'not real'
+	$(BIN)/pytest -n 2 --dist worksteal -m 'not real'
 	$(BIN)/pytest -m real
 
 clean:

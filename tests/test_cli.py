@@ -140,8 +140,7 @@ def shell(*arguments):
     return json.loads(done.stdout), done.stderr
 
 
-@pytest.mark.real
-def test_real_workers_train_resume_and_replay_from_the_shell(tmp_path, capsys):
+def test_real_workers_train_resume_and_replay_from_the_shell(tmp_path, capsys, ray_here):
     """With --json standard output is one line, whatever Ray has to say."""
     run = tmp_path / "run"
     settings = ("--problem", "digits[workers=2]", "--fleet", "ray[cpus=0.5,gone=freeze,minimum=2]", "--optimizer", "Adam")
@@ -152,7 +151,8 @@ def test_real_workers_train_resume_and_replay_from_the_shell(tmp_path, capsys):
     assert {key: config["fleet"][key] for key in ("name", "cpus", "gone", "minimum")} == {
         "name": "ray", "cpus": 0.5, "gone": "freeze", "minimum": 2,
     }  # fmt: skip
-    went_on, err = shell("resume", run, "--updates", 40, "--tensorboard", tmp_path / "board", "--json")
+    assert call("resume", str(run), "--updates", "40", "--tensorboard", str(tmp_path / "board"), "--json") == 0
+    went_on = json.loads(capsys.readouterr().out)
     assert went_on["updates"] == 40
     assert went_on["time"] > trained["time"]
     assert list((tmp_path / "board").glob("events.out.tfevents*"))

@@ -1,7 +1,6 @@
 import json
 import re
-import subprocess
-import sys
+import runpy
 from pathlib import Path
 
 import pytest
@@ -9,10 +8,15 @@ import pytest
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def run(name, folder):
-    done = subprocess.run([sys.executable, EXAMPLES / name], cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def run(inside, capsys):
+    """Runs an example as a program, in an empty folder, and returns what it printed."""
+
+    def program(name):
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return program
 
 
 def test_every_example_is_run_here():
@@ -20,23 +24,22 @@ def test_every_example_is_run_here():
     assert all(f'run("{path.name}"' in text for path in EXAMPLES.glob("*.py"))
 
 
-@pytest.mark.real
-def test_own_model(tmp_path):
-    out = run("own_model.py", tmp_path)
+def test_own_model(run, ray_here):
+    out = run("own_model.py")
     said = re.fullmatch(
         r"800 updates in [\d.]+ s, saved in (runs/own-model-\S+)\naccuracy (\S+) before, (\S+) after; tau_max \d+\n", out
     )
     assert said is not None, out
     assert float(said[2]) < 0.3
     assert float(said[3]) > 0.7, "it knows the digits of every worker"
-    config = json.loads((tmp_path / said[1] / "config.json").read_text())
+    config = json.loads(Path(said[1], "config.json").read_text())
     assert config["fleet"]["name"] == "ray"
 
 
-def test_own_logger(tmp_path):
-    out = run("own_logger.py", tmp_path)
+def test_own_logger(run):
+    out = run("own_logger.py")
     assert re.fullmatch(r"the vital signs are in metrics.jsonl\n2000 updates, objective 0\.[01]\d\d\n", out), out
-    told = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    told = [json.loads(line) for line in Path("metrics.jsonl").read_text().splitlines()]
     assert told[-1]["step"] == 2000
     assert [row["step"] for row in told] == sorted(row["step"] for row in told)
     assert {"loss", "objective", "accuracy", "tau_max", "worker/9/rate"} <= set(told[-1])

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import resource
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dualdelay as dd
+from dualdelay.cli import main
 from own import FILES, Killed, Scenario, bits, differences, kill_at
 from tables import LR
 
@@ -256,23 +255,14 @@ def test_when_the_disk_fills_up_the_run_fails_whole_and_can_be_resumed(limit: in
     assert differences(dd.resume(tmp_path / "run"), straight) == []
 
 
-LIMITED = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
-del sys.argv[1]
-from dualdelay.cli import main
-main()
-"""
-
-
-def test_on_the_shell_a_full_disk_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
+def test_on_the_shell_a_full_disk_is_one_line_and_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = f"train dude[lr=0.05] --problem digits[workers=3,alpha=1.0] --updates 9 --folder {tmp_path / 'run'}".split()
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, "100000", *command], capture_output=True, text=True, cwd=tmp_path, check=False
-    )
-    assert done.returncode == 1
-    assert "error: could not write" in done.stderr
-    assert "Traceback" not in done.stderr
+    with files_no_larger_than(100_000), pytest.raises(SystemExit) as stop:
+        main(command)
+    said = capsys.readouterr().err
+    assert stop.value.code == 1
+    assert "error: could not write" in said
+    assert "Traceback" not in said
     assert not list(tmp_path.rglob("*.part"))
     assert dd.resume(tmp_path / "run").version == 9
 

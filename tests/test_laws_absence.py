@@ -87,13 +87,13 @@ def test_who_left_counts_no_more_and_who_is_back_counts_again(row, moment):
 def test_mifa_goes_on_with_the_last_gradient_of_who_is_away():
     # worker 2 reports at w = 0 only, -12 for good: (w - 0) + (w - 6) - 12 = 0; who never reported does not count
     for moment, limit in ((4.5, 9), (0.5, 3)):
-        run = dd.simulate(dd.MIFA(LR), *CASES["q3"], updates=2500, changes=[dd.leave(2, moment)], evaluate_every=2500)
+        run = dd.simulate(dd.MIFA(FAST), *CASES["q3"], updates=1250, changes=[dd.leave(2, moment)], evaluate_every=1250)
         assert float(run.x) == pytest.approx(limit, abs=1e-9)
 
 
 def test_fedfix_sleeps_while_nobody_is_there():
     changes = [dd.leave(worker, 5.5) for worker in range(3)] + [dd.join(worker, 100.25) for worker in range(3)]
-    run = dd.simulate(dd.FedFix(LR), *CASES["q3"], updates=2500, changes=changes, evaluate_every=2500)
+    run = dd.simulate(dd.FedFix(LR), *CASES["q3"], updates=1250, changes=changes, evaluate_every=1250)
     wakes = [event["time"] for event in run.trace.events if event["kind"] == "wake"]
     assert [time for time in wakes if 5.5 < time < 100.25] == [6.0] and np.diff(wakes).max() < 96
     assert float(run.x) == pytest.approx(6, abs=0.3)

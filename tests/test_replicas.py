@@ -106,7 +106,7 @@ def test_however_it_ends_a_run_with_others_is_what_it_is_alone(totals: str) -> N
 
 
 def test_every_method_on_two_splits_of_the_digits_with_others_is_what_it_is_alone() -> None:
-    grid = {"algorithm": list(ALGORITHMS.values()), "lr": [LR, 0.1], "problem": [digits(0.1), digits(0.5)]}
+    grid = {"algorithm": list(ALGORITHMS.values()), "problem": [digits(0.1), digits(0.5)]}
     assert compared(grid, speeds=four, updates=7, evaluate_every=9) == {}
 
 

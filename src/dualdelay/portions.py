@@ -20,6 +20,7 @@ from .sharing import can_share
 
 _SPARE = 0.5  # the share of free memory that states may take; the rest is for gradients
 _AT_ONCE = 256  # replicas in a group
+_TRIALS: dict[Hashable, bool] = {}  # what was found out of methods whose settings are plain, for the sweeps to come
 
 
 def grouped(replicas: Mapping[int, Replica]) -> list[list[int]]:
@@ -31,9 +32,10 @@ def grouped(replicas: Mapping[int, Replica]) -> list[list[int]]:
         method = plan.algorithm
         settings = tuple((f.name, _key(getattr(method, f.name))) for f in fields(method) if f.name != "lr")
         kind = (type(method), settings, plan.problem.workers)
-        if kind not in trials:
-            trials[kind] = can_share(method, plan.problem.workers)
-        if trials[kind]:
+        known = _TRIALS if all(_is_plain(getattr(method, f.name)) for f in fields(method)) else trials
+        if kind not in known:
+            known[kind] = can_share(method, plan.problem.workers)
+        if known[kind]:
             pace = describe(plan.speeds)
             speeds = json.dumps(pace) if "name" in pace else id(plan.speeds)
             costs = tuple(plan.problem.batches(worker) for worker in range(plan.problem.workers))
@@ -43,8 +45,12 @@ def grouped(replicas: Mapping[int, Replica]) -> list[list[int]]:
 
 
 def _key(value: Any) -> Hashable:
-    """Equal for equal numbers and texts; anything else is like itself alone."""
-    return value if value is None or isinstance(value, (bool, int, float, str)) else id(value)
+    """Equal for equal numbers and texts; anything else is like itself alone, as long as it lives."""
+    return value if _is_plain(value) else id(value)
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def bytes_of(plan: Plan) -> int:
