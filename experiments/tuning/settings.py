@@ -83,6 +83,11 @@ def waiting(place: Place) -> Iterator[Method]:
     yield "waiting", WaitingDuDe, (0.45, 0.6, 0.8)
 
 
+def control(place: Place) -> Iterator[Method]:
+    """A rival computed where AutoDuDe was."""
+    yield "fedbuff", partial(FedBuff, buffer=place.workers // 3), (0.1,)
+
+
 def extreme(place: Place) -> Iterator[Method]:
     """Where one worker is hundreds of times faster than the slowest."""
     yield "dude", DuDe, (0.001, 0.002, 0.005)
@@ -98,6 +103,7 @@ FEW = [place for place in (*THIRTY, *TEN) if place.seed < 3]
 STAGES: dict[str, tuple[list[Place], Callable[[Place], Iterator[Method]]]] = {
     "auto": ([*EXTREME, *THIRTY, *TEN], auto),
     "waiting": ([*EXTREME, *THIRTY, *TEN], waiting),
+    "control": ([place for place in TEN if place.std == 1.0], control),
     "extreme": (EXTREME, extreme),
     "explored": (FEW, explored),
     "tuned": ([*THIRTY, *TEN], tuned),
