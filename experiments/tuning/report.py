@@ -94,7 +94,7 @@ def best(
     return key, mean(mine[key], seeds, what)
 
 
-def _with_paper() -> Panels:
+def with_paper() -> Panels:
     """Runs by hand and AutoDuDe's; those of ten workers with the paper's steps are in experiments/paper."""
     panels = gathered("auto", "waiting", "tuned")
     for key, runs in paper("figure1").items():
@@ -105,7 +105,7 @@ def _with_paper() -> Panels:
 
 def compared(what: str) -> str:
     """AutoDuDe as it comes against everybody at their best, by the loss at the end or by the late one."""
-    panels = _with_paper()
+    panels = with_paper()
     names = ("dude", "vanilla", "fedbuff", "sync")
     heads = ["AutoDuDe", "best DuDe", "vanilla", "FedBuff", "synchronous", "against DuDe", "against the best rival"]
     rows = [["n, alpha, std", *heads]]
@@ -125,7 +125,7 @@ def compared(what: str) -> str:
 
 def accuracies() -> str:
     """The test accuracy of the same runs."""
-    panels = _with_paper()
+    panels = with_paper()
     rows = [["n, alpha, std", "AutoDuDe", "best DuDe", "vanilla", "FedBuff", "synchronous"]]
     for (n, alpha, std), panel in sorted(panels.items()):
         keys = [("auto", DEFAULT), *(best(panel, name, SEEDS[n])[0] for name in ("dude", "vanilla", "fedbuff", "sync"))]
