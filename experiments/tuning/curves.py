@@ -7,7 +7,7 @@ from collections import defaultdict
 from typing import Any
 
 import numpy as np
-from report import DEFAULT, DOCS, HERE, SEEDS, with_paper, best, stage
+from report import DEFAULT, DOCS, HERE, SEEDS, best, stage, with_paper
 
 from dualdelay.figures import Curve, Panel, draw_panels
 
