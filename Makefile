@@ -2,12 +2,14 @@
 # make test   format check, lint, types and tests
 PYTHON ?= python3
 BIN := .venv/bin
+# pip would compile all of torch and Ray: a module is compiled when it is first imported, and that is kept
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch .venv/ready
 
 demo: .venv/ready
