@@ -239,7 +239,7 @@ def _reasons(advice: Advice) -> tuple[str, ...]:
         reasons.append(
             f"Waiting for {advice.wait_for} workers costs {made.idle_share:.0%} of their time and shortens the mean delay "
             f"to {made.tau_avg:.3g} updates: steps can be longer by about what updates get fewer. "
-            "The method auto finds such a number and its step as it goes."
+            "The method auto finds such a number and its step as it goes, and was ahead in docs/tuning.md."
         )
     return tuple(reasons)
 
