@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
-from typing import Any
-
 import numpy as np
-from report import DEFAULT, DOCS, HERE, SEEDS, best, stage, with_paper
+from report import DEFAULT, DOCS, SEEDS, best, with_paper
 
 from dualdelay.figures import Curve, Panel, draw_panels
 
@@ -16,23 +12,12 @@ NAMES = {"dude": "best DuDe by hand", "fedbuff": "FedBuff", "vanilla": "vanilla 
 
 def main() -> None:
     """One panel for each split and spread of speeds."""
-    losses: dict[Any, dict[int, list[float]]] = defaultdict(dict)
-    for path in sorted((HERE.parent / "paper" / "figure1").rglob("std*.json")):
-        book = json.loads(path.read_text())
-        for name, run in book["runs"].items():
-            alpha, method, lr = (part.strip() for part in name.split(","))
-            place = (10, float(alpha.split()[1]), book["about"]["std"])
-            losses[(*place, method, float(lr.split()[1]))][book["about"]["seed"]] = run["objective"]
-    for name in ("tuned", "auto"):
-        for about, run in stage(name):
-            key = (about["workers"], run["alpha"], about["std"], run["method"], run["lr"])
-            losses[key][about["seed"]] = run["curve"]
     rows: list[list[Panel]] = [[], []]
     for place, panel in sorted(with_paper().items()):
         seeds, curves = SEEDS[place[0]], []
         keys = {name: best(panel, name, seeds)[0] for name in NAMES} | {"auto": ("auto", DEFAULT)}
         for name, key in keys.items():
-            runs = np.array([losses[(*place, *key)][seed] for seed in seeds])
+            runs = np.array([panel[key][seed].curve for seed in seeds])
             share = np.linspace(0.0, 1.0, runs.shape[1])
             band = (runs.min(0), runs.max(0)) if name == "auto" else ()
             curves.append(Curve(name, NAMES.get(name, "AutoDuDe"), share, runs.mean(0), *band))

@@ -25,10 +25,15 @@ class End(NamedTuple):
     """What a run came to."""
 
     loss: float
-    late: float  # the mean loss of the last fifth of the evaluations: a single one is half chance
     accuracy: float
     tau_max: float
     tau_avg: float
+    curve: Sequence[float] = (math.inf,)  # the losses on the way
+
+    @property
+    def late(self) -> float:
+        """The mean of the last fifth of them: a single one is partly chance."""
+        return fmean(self.curve[-LATE:])
 
 
 Panels = dict[tuple[int, float, float], dict[tuple[str, float], dict[int, End]]]  # (n, alpha, std), (method, step), seed
@@ -45,12 +50,10 @@ def gathered(*stages: str) -> Panels:
     panels: Panels = defaultdict(lambda: defaultdict(dict))
     for name in stages:
         for about, run in stage(name):
-            failed = "failed" in run
-            end = (run.get(k) for k in ("objective", "accuracy", "tau_max", "tau_avg"))
-            loss, *rest = (math.inf, 0.1, 0, 0) if failed else end
-            late = math.inf if failed else fmean(run["curve"][-LATE:])
+            names = ("objective", "accuracy", "tau_max", "tau_avg", "curve")
+            end = (math.inf, 0.1, 0, 0) if "failed" in run else (run[name] for name in names)
             key = (about["workers"], run["alpha"], about["std"])
-            panels[key][run["method"], run["lr"]][about["seed"]] = End(loss, late, *rest)
+            panels[key][run["method"], run["lr"]][about["seed"]] = End(*end)
     return panels
 
 
@@ -62,13 +65,7 @@ def paper(figure: str) -> Panels:
         about = book["about"]
         for name, run in book["runs"].items():
             alpha, method, lr = (part.strip() for part in name.split(","))
-            ends = (
-                run["objective"][-1],
-                fmean(run["objective"][-LATE:]),
-                run["accuracy"][-1],
-                run["tau_max"],
-                run["tau_avg"],
-            )
+            ends = (run["objective"][-1], run["accuracy"][-1], run["tau_max"], run["tau_avg"], run["objective"])
             key = (about["workers"], float(alpha.split()[1]), about["std"])
             panels[key][method, float(lr.split()[1])][about["seed"]] = End(*ends)
     return panels
