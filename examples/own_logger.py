@@ -13,8 +13,11 @@ class JsonLines:
     Only the three numbered lines know where the numbers go. With MLflow or W&B they would be
 
         1   mlflow.start_run()                         self._run = wandb.init()
-        2   mlflow.log_metrics(metrics, step=step)     self._run.log(metrics, step=step)
+        2   mlflow.log_metrics(metrics, step=step)     self._run.log({**metrics, "version": step})
         3   mlflow.end_run()                           self._run.finish()
+
+    An evaluation is told with the version that was evaluated, and on real workers comes later than newer versions. W&B
+    wants its own steps to rise, so there the version is a number beside the others (``define_metric("*", "version")``).
     """
 
     def __init__(self, path):
@@ -27,7 +30,7 @@ class JsonLines:
             print(json.dumps({"step": step, **metrics}), file=file)  # 2
 
     def __call__(self, version, values):
-        """Take the server's version and the run's vital signs, about once a second and at the end."""
+        """Take a version and named numbers: vital signs about once a second and at the end, and each evaluation once."""
         self.log_metrics({name: value for name, value in values.items() if math.isfinite(value)}, step=version)
 
     def close(self):

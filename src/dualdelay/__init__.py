@@ -44,9 +44,20 @@ from .links import Link
 from .loggers import TensorBoard
 from .memory import AggregateState, aggregate
 from .paces import BurstySpeeds, DriftingSpeeds
-from .problems import PROBLEMS, Cifar10, Digits, FullGradients, LocalSteps, Logistic, Network, Quadratic, without_batchnorm
+from .problems import (
+    PROBLEMS,
+    Cifar10,
+    Clipped,
+    Digits,
+    FullGradients,
+    LocalSteps,
+    Logistic,
+    Network,
+    Quadratic,
+    without_batchnorm,
+)
 from .ray_fleet import RayFleet
-from .recorded import replay, resume
+from .recorded import load, replay, resume
 from .result import EarlyStop, Run
 from .run import simulate, train
 from .speeds import (
@@ -85,6 +96,7 @@ __all__ = [
     "BurstySpeeds",
     "ChangingSpeeds",
     "Cifar10",
+    "Clipped",
     "DelayAdaptiveASGD",
     "Delays",
     "Digits",
@@ -142,6 +154,7 @@ __all__ = [
     "join",
     "label",
     "leave",
+    "load",
     "on_off",
     "parse",
     "replay",

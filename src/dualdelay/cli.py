@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,13 +20,13 @@ from .files import save_table
 from .folder import Folder
 from .grid import Point
 from .naming import slug
-from .options import BoardPath, Common, FleetText, MaybePath, MaybeText
+from .options import BoardPath, Common, FleetText, MaybeFloat, MaybePath, MaybeText
 from .paper.command import paper
 from .problems.cifar10 import cache_folder
 from .progress import Sharing, Watcher
 from .result import Run, plain
-from .shell import draw_figure, finish, free_folder, going_on_with, make_console, showing
-from .sweep import computed, label_of, named_table
+from .shell import boards, draw_figure, finish, free_folder, going_on_with, make_console
+from .sweep import computed, label_of, one_table
 
 Json = Annotated[bool, tyro.conf.arg(help="Print one line of JSON at the end, and the rest to standard error.")]
 
@@ -38,7 +38,7 @@ def _report(run: Run, json: bool, command: str) -> None:
         console.print(f"note: {note}.")
     reports.print_run(run, console)
     clock = "seconds" if "fleet" in Folder(run.folder).config() else "simulated time"
-    figure = draw_figure(named_table([(name, 0, run)]), run.folder / "figure.png", console, clock)
+    figure = draw_figure(one_table(name, run), run.folder / "figure.png", console, clock)
     console.print(f"folder: {run.folder}")
     finish(json, command, folder=str(run.folder), figure=figure, algorithm=name, **plain(run.summary()))
 
@@ -62,16 +62,12 @@ def train(
     crew, problem, options = common.manned(fleet), common.built(seed), common.options()
     folder = common.folder or free_folder(f"{slug(label(method))}-seed{seed}")
     options |= {"seed": seed, "folder": folder}
-    totals, real = (common.updates, common.time), crew is not None
-    with (
-        going_on_with(f"dualdelay resume {folder}"),
-        showing(label(method), *totals, real=real, board=common.tensorboard) as shown,
-    ):
+    with going_on_with(f"dualdelay resume {folder}"), boards(common.tensorboard) as log:
         if crew is not None:
-            run = running.train(method, problem, crew, **options, **shown)
+            run = running.train(method, problem, crew, **options, log=log)
         else:
             speeds = common.paced(problem.workers, seed)
-            run = running.simulate(method, problem, speeds, **options, **common.simulated(problem.workers), **shown)
+            run = running.simulate(method, problem, speeds, **options, **common.simulated(problem.workers), log=log)
     _report(run, common.json, "train")
 
 
@@ -96,24 +92,28 @@ def compare(
         raise BadInput(f"seeds is {list(seeds)}; expected each only once.")
     folder, console = common.folder or free_folder("compare"), make_console(common.json)
 
-    def shown(point: Point) -> AbstractContextManager[dict[str, Any]]:
+    @contextmanager
+    def shown(point: Point) -> Iterator[dict[str, Any]]:
         name = f"{label_of(point.names)} seed {point.seed}"
         board = common.tensorboard and common.tensorboard / (point.path or Path(name)).name
-        return showing(name, common.updates, common.time, real=False, board=board)
+        with boards(board) as log, Watcher(name, common.updates, common.time) as watcher:
+            yield {"watch": [watcher], "log": log, "progress": False}
 
     with going_on_with(f"the same command and --folder {folder}"), Sharing() as report:
         points = common.points(methods, seeds, folder)
         least = min(point.problem.workers for point in points)
         options = {**common.options(), **common.simulated(least), "batch": False if common.tensorboard else None}
-        made = computed(points, report=report, shown=shown, **options)
-    ended = made.ended
+        same = [f"the same for all seeds: {what}" for what in common.unvaried(seeds)]
+        made = computed(points, report=report, shown=shown, notes=same, **options)
     save_table(folder / "comparison.parquet", made.columns)
-    reports.print_comparison(ended, console)
-    figure = draw_figure(named_table(ended), folder / "comparison.png", console)
-    console.print(reports.sentence(ended))
+    reports.print_comparison(made, console)
+    figure = draw_figure(made, folder / "comparison.png", console)
+    console.print(reports.sentence(made))
+    for note in made.notes:
+        console.print(f"note: {note}.")
     for k, why in made.failed.items():
         console.print(f"failed: {label_of(made.points[k])} seed {made.points[k]['seed']}: {why}")
-    rows = [{"algorithm": name, "seed": seed, **plain(run.summary())} for name, seed, run in ended]
+    rows = [{"algorithm": name, "seed": seed, **plain(run.summary())} for name, seed, run in made.ended]
     finish(common.json, "compare", folder=str(folder), figure=figure, runs=rows, failed=len(made.failed))
     if made.failed:
         raise RunFailed(f"{len(made.failed)} of {len(made.runs)} runs did not come to their end.")
@@ -130,27 +130,33 @@ def resume(
 
     Real workers start anew, with the settings of the fleet that the run had.
     """
-    config = Folder(folder).config()
-    totals = (config["updates"], config["time"]) if updates is None and time is None else (updates, time)
-    with (
-        going_on_with(f"dualdelay resume {folder}"),
-        showing(folder.name, *totals, real="fleet" in config, board=tensorboard) as shown,
-    ):
-        run = recorded.resume(folder, updates, time, **shown)
+    with going_on_with(f"dualdelay resume {folder}"), boards(tensorboard) as log:
+        run = recorded.resume(folder, updates, time, log=log)
     _report(run, json, "resume")
 
 
 def replay(
     folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FOLDER", help="The folder of a finished run.")],
+    rtol: Annotated[
+        MaybeFloat,
+        tyro.conf.arg(
+            help="Compare losses and weights to this relative tolerance instead of to the bit: on another machine."
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Recompute a finished run in its recorded order and check that every bit agrees."""
-    config = Folder(folder).config()
-    with Watcher(f"replay of {folder.name}", config["updates"], config["time"]) as watcher:
-        run = recorded.replay(folder, watch=(watcher,))
-    same = f"all {run.version} versions and the final weights are the same bits" if not run.notes else run.notes[0]
-    make_console(json).print(f"{folder}: {len(run.trace)} arrivals replayed; {same}.")
-    finish(json, "replay", folder=str(folder), arrivals=len(run.trace), updates=run.version, same=not run.notes)
+    """Recompute a finished run in its recorded order and check that every bit agrees.
+
+    On another kind of processor, or with other libraries, bits differ, and the error says what is not as it was; --rtol
+    1e-3 then compares the order exactly and the numbers to a thousandth.
+    """
+    run = recorded.replay(folder, rtol=rtol)
+    console, exact = make_console(json), bool(run.same_bits)
+    same = f"all {run.version} versions and the final weights are the same bits" if exact else "the order is the same"
+    console.print(f"{folder}: {len(run.trace)} arrivals replayed; {same}.")
+    for note in run.notes:
+        console.print(f"note: {note}.")
+    finish(json, "replay", folder=str(folder), arrivals=len(run.trace), updates=run.version, same=exact)
 
 
 def list_names(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from .errors import BadInput, ReplayMismatch
@@ -58,6 +58,9 @@ class Clock(Protocol):
 
     def wake(self, time: float) -> None:
         """Something is to happen at that time."""
+
+    def dismiss(self, worker: int, text: str) -> None:
+        """The worker has to leave now."""
 
     def peek(self) -> Due | None:
         """What happens next, or None if nothing does: a job that takes for ever is never due."""
@@ -139,6 +142,9 @@ class VirtualClock:
     def wake(self, time: float) -> None:
         self._push(Due(max(time, self.now), "wake"))
 
+    def dismiss(self, worker: int, text: str) -> None:
+        self._push(Due(self.now, "left", worker, text=text))
+
     def peek(self) -> Due | None:
         while self._heap:
             due = self._heap[0][2]
@@ -200,11 +206,18 @@ class RecordedClock:
     def retry(self, worker: int, draw: int, batches: int, up: int) -> None:
         self._begun.add((worker, draw))
 
+    def load(self, jobs: Iterable[tuple[int, int]]) -> None:
+        """These jobs are in flight."""
+        self._begun = set(jobs)
+
     def cancel(self, worker: int, draws: int) -> None:
         self._begun = {job for job in self._begun if job[0] != worker}
 
     def wake(self, time: float) -> None:
         """Recorded wakes come as they came."""
+
+    def dismiss(self, worker: int, text: str) -> None:
+        """Who left comes as it came."""
 
     def peek(self) -> Due | None:
         if self._next == len(self._rows):

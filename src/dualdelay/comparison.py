@@ -7,42 +7,46 @@ from pathlib import Path
 from typing import Any
 
 from .config import label
-from .core import Algorithm, Problem
+from .core import Algorithm
 from .errors import BadInput
 from .files import save_table
 from .grid import Point
-from .naming import reseeded, stem
-from .speeds import SpeedModel
-from .sweep import Sweep, computed
+from .naming import ProblemOf, SpeedsOf, seeded_problem, seeded_speeds, stem, unvaried
+from .sweep import Sweep, computed, warned
 
 
 def compare(
     algorithms: Sequence[Algorithm[Any]] | Mapping[str, Algorithm[Any]],
-    problem: Problem,
-    speeds: SpeedModel,
+    problem: ProblemOf,
+    speeds: SpeedsOf,
     *,
     seeds: Sequence[int] | None = None,
+    seed: int = 0,
     folder: str | Path | None = None,
     device: str | None = None,
     cores: int | None = None,
     precision: str = "float32",
+    progress: bool = True,
     **options: Any,
 ) -> Sweep:
     """Simulate every algorithm with every seed and give one tidy table: a row for each evaluation of each run.
 
-    A seed names split, minibatches, noise, speeds and initial weights alike; without ``seeds`` problem and speeds are
-    taken as they are. The other options are those of ``simulate`` and ``sweep``. With a ``folder`` each run has one of its
-    own in it, and what is there already is not computed again. A run that fails stands in the table's ``failed``.
+    A seed names split, minibatches, noise, speeds, initial weights and the server's draws alike, as in ``simulate``. A
+    problem or speeds that were given a seed of their own, or cannot follow one, stay the same for all ``seeds``, and a
+    warning and the table's ``notes`` say so; ``problem`` and ``speeds`` may be functions of the seed instead. The other
+    options are those of ``simulate`` and ``sweep``. With a ``folder`` each run has one of its own in it, and what is there
+    already is not computed again. A run that fails stands in the table's ``failed``.
     """
-    if seeds is not None and (len(seeds) == 0 or len(set(seeds)) != len(seeds)):
-        raise BadInput(f"seeds is {list(seeds)}; expected at least one whole number, each only once.")
-    points = []
-    for seed in [options.pop("seed", 0)] if seeds is None else seeds:
-        mine, pace = (problem, speeds) if seeds is None else (problem.reseeded(seed), reseeded(speeds, seed))
+    numbers = [seed] if seeds is None else list(seeds)
+    if len(numbers) == 0 or len(set(numbers)) != len(numbers):
+        raise BadInput(f"seeds is {numbers}; expected at least one whole number, each only once.")
+    notes, points = warned(unvaried(problem, speeds, numbers)), []
+    for number in numbers:
+        mine, pace = seeded_problem(problem, number), seeded_speeds(speeds, number)
         for name, method in named(algorithms).items():
-            place = None if folder is None else Path(folder) / stem(name, seed)
-            points.append(Point({"algorithm": name, "seed": seed}, method, mine, pace, seed, place))
-    table = computed(points, device=device, cores=cores, precision=precision, **options)
+            place = None if folder is None else Path(folder) / stem(name, number)
+            points.append(Point({"algorithm": name, "seed": number}, method, mine, pace, number, place))
+    table = computed(points, device=device, cores=cores, precision=precision, progress=progress, notes=notes, **options)
     if folder is not None:
         save_table(Path(folder) / "comparison.parquet", table.columns)
     return table

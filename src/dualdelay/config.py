@@ -152,8 +152,8 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"a {type(value).__name__} has no name")
 
 
-def rebuild(kind: str, description: Mapping[str, Any], given: Any = None) -> Any:
-    """The thing that was described; what the user gave again is taken instead if it fits the description."""
+def rebuild(kind: str, description: Mapping[str, Any], given: Any = None, *, verb: str = "resume") -> Any:
+    """The thing that was described; what the user gave again to ``dd.VERB`` is taken instead if it fits the description."""
     if given is not None:
         if describe(given) != description:
             raise BadInput(f"the recorded {kind} is {dict(description)}, but {describe(given)} was given; pass the same.")
@@ -161,7 +161,7 @@ def rebuild(kind: str, description: Mapping[str, Any], given: Any = None) -> Any
     if "name" not in description:
         raise BadInput(
             f"the recorded {kind} is a {description.get('class')}, which cannot be built from its name. Pass it again, in "
-            f"Python: dd.resume(folder, {kind}=...)."
+            f"Python: dd.{verb}(folder, {kind}=...)."
         )
     values = {key: _rebuilt(value) for key, value in description.items() if key != "name"}
     return build(kind, description["name"], values)

@@ -7,10 +7,10 @@ import threading
 import time
 from collections.abc import Iterable
 
-import torch
 from torch import Tensor
 
 from .core import Problem
+from .devices import use_threads
 from .gradients import Found, Gradients, Key
 
 _WORTH = 3e-3  # seconds: shorter gradients are mostly Python, and two threads of that get in each other's way
@@ -22,13 +22,13 @@ class _Job:
     def __init__(self, worker: int, draw: int, x: Tensor) -> None:
         self.worker, self.draw, self.x = worker, draw, x
         self.found: Found | None = None
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
 
     def run(self, problem: Problem) -> None:
         """Compute it."""
         try:
             self.found = Found(*problem.gradient(self.x, self.worker, self.draw))
-        except Exception as error:  # it is raised where the gradient is due, not here
+        except BaseException as error:  # it is raised where the gradient is due, whatever it is: here nobody would see it
             self.error = error
 
     @property
@@ -93,7 +93,7 @@ class Cores(Gradients):
         return self._waiting.pop(next(iter(self._waiting))) if self._waiting else None
 
     def _help(self, problem: Problem) -> None:
-        torch.set_num_threads(self._threads)  # of this thread
+        use_threads(self._threads)
         while True:
             with self._change:
                 while not (self._waiting or self._closed):

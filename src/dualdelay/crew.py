@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +16,9 @@ from torch import Tensor
 from .clocks import Due
 from .compression import Packed, size_of, unpacked
 from .core import Arrival, Job, Problem
+from .desk import Look
 from .errors import RunFailed
+from .evaluation import Evaluated
 from .fleet import NOTHING, Fleet, Message, Model
 from .messages import Reply
 from .post import Post
@@ -25,19 +28,21 @@ from .staff import Staff
 log = logging.getLogger("dualdelay")
 
 _PAUSE = 0.2  # seconds after which the server is told that nothing has happened
+_GO = 16  # gradients' worth of samples that a worker evaluates in one go, where it evaluates all
 
 
 class Crew(Fleet):
     """Real workers. What a crash takes from one of them is put right before its next job goes out."""
 
     copies = True
+    real = True
 
-    def __init__(self, fleet: RayFleet, problem: Problem, message: Message) -> None:
+    def __init__(self, fleet: RayFleet, problem: Problem, message: Message, output: Path | None = None) -> None:
         super().__init__(problem)
         fleet.begin(problem.workers)
         self.measures = problem.measures
         self._fleet = fleet
-        self._post = Post(fleet, problem, message)
+        self._post = Post(fleet, problem, message, output)
         self._staff = Staff(fleet, self._post, problem.workers, lambda worker, draw: self._jobs[worker][draw])
         self._head: Due | None = None  # what is dealt with next
         self._last: Reply | None = None  # the reply that was popped
@@ -47,10 +52,23 @@ class Crew(Fleet):
         self._away: set[int] = set()  # workers that have left
 
     def begin(self) -> None:
-        self._staff.muster(self._fleet.absent, 0.0)
-        for worker in self._fleet.absent:
+        absent = self._fleet.absent_at_first(len(self._staff.desks))
+        self._staff.muster(absent, 0.0)
+        for worker in absent:
             self._staff.desks[worker].state = "dead"
             self._staff.push("left", worker, text="not there at the start")
+        if self._problem.lacks_unit:
+            counts = [desk.samples for desk in self._staff.desks if desk.samples is not None]
+            if not counts:
+                raise RunFailed("no worker can say how many samples it has, and workers are to count by them.")
+            self._weigh(math.fsum(counts) / len(counts))
+            self._staff.push("weighed", -1, text=repr(self._staff.unit))
+
+    def _weigh(self, unit: float) -> None:
+        """So many samples make a worker that counts as one."""
+        if unit:
+            self._staff.unit = unit
+            self._problem.weigh(unit)
 
     def peek(self) -> Due | None:
         until = time.monotonic() + _PAUSE
@@ -198,24 +216,50 @@ class Crew(Fleet):
     def _wake(self, time: float) -> None:
         heapq.heappush(self._wakes, time)
 
-    def measure(self, time: float, version: int, x: Tensor) -> None:
-        desks = self._staff.desks
-        there = [worker for worker, desk in enumerate(desks) if desk.at_work]
-        model = self._lend(version, x)
-        number = self._staff.looks.add(time, model, there)
-        for worker in there:
-            self._post.measure(worker, desks[worker].incarnation, number, model.x)
+    def dismiss(self, worker: int, text: str) -> None:
+        self._staff.give_up(worker, text)
 
-    def measured(self) -> tuple[float, int, Tensor, Mapping[int, Mapping[str, Any]]]:
+    def measure(self, time: float, version: int, x: Tensor, samples: int | None, limit: float | None) -> bool:
+        staff = self._staff
+        there = [desk for desk in staff.desks if desk.at_work]
+        if staff.looks.open or (limit is not None and not all(staff.can_afford(desk, limit) for desk in there)):
+            return False
+        self._look(time, self._lend(version, x), samples, limit, None)
+        return True
+
+    def measure_whole(self, time: float, version: int, x: Tensor) -> None:
+        few = self._problem.few_samples()
+        self._staff.looks.clear()
+        for worker in range(len(self._staff.desks)):
+            self._staff.clear(worker)  # the run has ended: nobody needs their gradients, and all of this was saved
+        self._look(time, self._lend(version, x), None, None, None if few is None else _GO * few)
+        self.evaluated = 0.0
+
+    def _look(self, time: float, model: Model, samples: int | None, limit: float | None, pieces: int | None) -> None:
+        asked = {worker: desk.done for worker, desk in enumerate(self._staff.desks) if desk.at_work}
+        self._staff.looks.add(Look(time, model, samples, limit, pieces, asked))
+        for worker in asked:
+            self._staff.dispatch(worker)
+
+    @property
+    def has_measured(self) -> bool:
+        """Whether an evaluation is there to be taken."""
+        return bool(self._staff.seen)
+
+    def measured(self) -> Evaluated:
         look = self._staff.seen.popleft()
-        return look.time, look.model.version, self._weights(look.model), look.parts
+        return Evaluated(look.time, look.model.version, self._weights(look.model), look.found(), look.complete, look.errors)
 
     def settle(self) -> bool:
-        until = time.monotonic() + self._fleet.deadline
-        while self._staff.looks.open and not self._staff.seen and time.monotonic() < until:
-            self._staff.tick(self._current.version)
-            self._staff.receive(_PAUSE)
-        return bool(self._staff.seen)
+        staff = self._staff
+        if staff.looks.open:
+            staff.tick(self._current.version)
+            staff.receive(_PAUSE)
+            for worker in range(len(staff.desks)):
+                staff.dispatch(worker)
+            open_looks = list(staff.looks.open.values())
+            self.evaluated = sum(look.share for look in open_looks) / len(open_looks) if open_looks else 1.0
+        return bool(staff.looks.open or staff.seen)
 
     def save(self) -> dict[str, Any]:
         return {
@@ -225,15 +269,20 @@ class Crew(Fleet):
             "away": sorted(self._away),
             "lost": list(self.silent),
             "wakes": self._wakes,
+            "unit": self._staff.unit,
             "looks": [
-                (look.time, look.model.version, self._weights(look.model)) for look in self._staff.looks.open.values()
+                (look.time, look.model.version, self._weights(look.model), look.samples, look.limit)
+                for look in self._staff.looks.open.values()
             ],
         }
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Go on with new processes; those that had left by a fault are given another chance."""
         super().load(saved)
+        self._weigh(saved["unit"])
         self._staff.muster(saved["away"], saved["now"])
+        absent = self._fleet.absent_at_first(len(self._staff.desks))
+        self._fleet.seated(set(absent).difference(saved["away"]))
         self._wakes, self._away = saved["wakes"], set(saved["away"])
         for worker, draws in enumerate(saved["queues"]):
             self._staff.desks[worker].queue.extend(draws)
@@ -241,10 +290,10 @@ class Crew(Fleet):
                 self._staff.desks[worker].blocked, self._staff.desks[worker].memory = True, "lost"
             self._staff.dispatch(worker)
         self._lose(*saved["lost"])
-        for worker in self._away.difference(self._fleet.absent):
+        for worker in self._away.difference(absent):
             self._fleet.join(worker)
-        for moment, version, x in saved["looks"]:
-            self.measure(moment, version, x)
+        for moment, version, x, samples, limit in saved["looks"]:
+            self._look(moment, self._lend(version, x), samples, limit, None)
 
     def close(self) -> None:
         self._post.close()

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from .core import Samples
 from .fleet import Model
 
 AT_WORK = ("starting", "present")
+
+
+class Piece(NamedTuple):
+    """What a worker evaluates in one go."""
+
+    evaluation: int
+    model: Any
+    samples: Samples
 
 
 @dataclass
@@ -33,6 +42,17 @@ class Desk:
     spare: Tensor | None = None  # what it keeps, while that is at the server
     blocked: bool = False  # between a crash and what is done about it
     late: bool = False  # an alarm was given
+    done: int = 0  # jobs that it has answered
+    evaluating: Piece | None = None  # what it was asked to evaluate and has not answered
+    spent: float = 0.0  # seconds that it has evaluated for
+    last: float = 0.0  # seconds of its last evaluation
+    samples: int | None = None  # how many it has, if it was asked for that
+    machine: str = ""  # how its machine differs from the server's
+
+    @property
+    def free(self) -> bool:
+        """Whether it has nothing to do and can be asked for something."""
+        return self.at_work and not self.blocked and self.doing is None and self.evaluating is None
 
     @property
     def at_work(self) -> bool:
@@ -45,13 +65,57 @@ class Desk:
         return [*([] if self.doing is None else [self.doing]), *self.queue]
 
 
-class Look(NamedTuple):
+@dataclass
+class Look:
     """An evaluation under way: who has answered what, and who has not."""
 
     time: float
     model: Model
-    parts: dict[int, Mapping[str, Any]]
-    waiting: set[int]
+    samples: int | None  # of each worker; None: all
+    limit: float | None  # the share of a worker's time that it may take; None: it waits for one job only
+    pieces: int | None  # samples in one go, where all are evaluated; None: all in one go
+    asked: dict[int, int]  # the workers, and how many jobs each had answered then
+    parts: dict[int, list[Mapping[str, Any]]] = field(default_factory=dict)
+    waiting: set[int] = field(default_factory=set)
+    errors: dict[int, str] = field(default_factory=dict)
+
+    def next(self, worker: int) -> Samples:
+        """Which samples a worker is to look at next."""
+        if self.samples is not None or self.pieces is None:
+            return self.samples
+        done = sum(part["samples"] for part in self.parts.get(worker, ()))
+        size = self.parts[worker][0]["size"] if done else self.pieces
+        return (done, min(done + self.pieces, size)) if done else (0, self.pieces)
+
+    def found(self) -> dict[int, dict[str, Any]]:
+        """What each worker has found on all that it looked at."""
+        return {worker: _together(parts) for worker, parts in self.parts.items() if worker not in self.waiting}
+
+    @property
+    def complete(self) -> bool:
+        """Whether everybody who was asked has answered."""
+        return set(self.parts) == set(self.asked) and not self.errors
+
+    @property
+    def share(self) -> float:
+        """How much of it is done."""
+        shares = []
+        for worker in self.asked:
+            parts = self.parts.get(worker, [])
+            size = parts[0].get("size", parts[0]["samples"]) if parts else 1
+            shares.append(1.0 if worker not in self.waiting else sum(part["samples"] for part in parts) / size)
+        return sum(shares) / max(1, len(shares))
+
+
+def _together(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What was found in several pieces as if it had been found in one."""
+    if len(parts) == 1:
+        return dict(parts[0])
+    samples = sum(part["samples"] for part in parts)
+    mean = {"loss": sum(part["loss"] * part["samples"] for part in parts) / samples, "gradient": None}
+    if all(part["gradient"] is not None for part in parts):
+        mean["gradient"] = sum(part["gradient"] * (part["samples"] / samples) for part in parts)
+    return {**parts[-1], **mean, "samples": samples}
 
 
 class Looks:
@@ -62,17 +126,41 @@ class Looks:
         self._complete = complete
         self._count = 0
 
-    def add(self, time: float, model: Model, workers: Iterable[int]) -> int:
-        """Open an evaluation; returns its number."""
+    def add(self, look: Look) -> None:
+        """Open an evaluation."""
         self._count += 1
-        self.open[self._count] = Look(time, model, {}, set(workers))
-        return self._count
+        look.waiting = set(look.asked)
+        self.open[self._count] = look
+        if not look.waiting:
+            del self.open[self._count]
+
+    def wanted(self, worker: int) -> tuple[int, Look] | None:
+        """The oldest evaluation that a worker has not answered."""
+        return next(((number, look) for number, look in self.open.items() if worker in look.waiting), None)
 
     def take(self, number: int, worker: int, part: Mapping[str, Any]) -> None:
         """A worker's answer; one that was given up or has come twice is nobody's."""
-        if number in self.open and worker in self.open[number].waiting:
-            self.open[number].parts[worker] = part
+        look = self.open.get(number)
+        if look is None or worker not in look.waiting:
+            return
+        parts = look.parts.setdefault(worker, [])
+        parts.append(part)
+        pieces = look.samples is None and look.pieces is not None
+        if not pieces or sum(one["samples"] for one in parts) >= part["size"]:
             self.drop(worker, number)
+
+    def fail(self, number: int, worker: int, text: str) -> None:
+        """A worker could not evaluate."""
+        if number in self.open and worker in self.open[number].waiting:
+            self.open[number].errors[worker] = text
+            self.open[number].parts.pop(worker, None)
+            self.drop(worker, number)
+
+    def again(self, worker: int) -> None:
+        """A worker has to begin its evaluations anew."""
+        for look in self.open.values():
+            if worker in look.waiting:
+                look.parts.pop(worker, None)
 
     def drop(self, worker: int, *numbers: int) -> None:
         """Nothing more will come from a worker, for these evaluations or for all."""
@@ -81,9 +169,9 @@ class Looks:
             look.waiting.discard(worker)
             if not look.waiting:
                 del self.open[number]
-                if look.parts:
+                if look.parts or look.errors:
                     self._complete(look)
 
-    def asked_of(self, worker: int) -> list[tuple[int, Model]]:
-        """What a worker has not answered yet."""
-        return [(number, look.model) for number, look in self.open.items() if worker in look.waiting]
+    def clear(self) -> None:
+        """Nobody wants to know any more."""
+        self.open.clear()

@@ -1,9 +1,10 @@
-"""Where arithmetic is done, and how precisely."""
+"""Where arithmetic is done, by how many threads, and how precisely."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -13,6 +14,44 @@ from torch import Tensor
 from .errors import BadInput, require_one_of
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
+
+
+_counting = threading.Lock()
+
+
+def _in_new_thread(function: Callable[[], Any]) -> Any:
+    given: list[Any] = []
+    thread = threading.Thread(target=lambda: given.append(function()))
+    thread.start()
+    thread.join()
+    return given[0]
+
+
+def use_threads(count: int) -> None:
+    """From now on torch uses so many threads for what this thread computes, and for no other thread's work.
+
+    ``torch.set_num_threads`` alone would also change what threads begin with that torch has not met yet; and a thread that
+    it has not met forgets what it was told at its first computation. So torch meets this thread first, and a new thread
+    puts back afterwards what new threads begin with.
+    """
+    with _counting:
+        if torch.get_num_threads() == count:
+            return
+        usual = _in_new_thread(torch.get_num_threads)
+        torch.set_num_threads(count)
+        _in_new_thread(lambda: torch.set_num_threads(usual))
+
+
+@contextmanager
+def using_threads(count: int) -> Iterator[None]:
+    """While this lasts, torch uses so many threads in this thread: another number gives other bits."""
+    with _counting:
+        before = torch.get_num_threads()
+    use_threads(count)
+    try:
+        yield
+    finally:
+        use_threads(before)
 
 
 def require_device(device: str, precision: str) -> None:
@@ -39,20 +78,45 @@ def batches(device: str, batch: bool | None) -> bool:
 def using_precision(device: str, precision: str) -> Iterator[None]:
     """Torch computes on a GPU as precisely as said, and the same each time; on the processor it does anyway.
 
-    By default torch takes convolutions in TF32, whose gradients are off by about 2%.
+    By default torch takes convolutions in TF32, whose gradients are off by about 2%. The switches are those of the whole
+    process, so runs in several threads must agree on them.
     """
     if torch.device(device).type != "cuda":
         yield
         return
-    cudnn: Any = torch.backends.cudnn
-    matmul: Any = torch.backends.cuda.matmul
-    before = (cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic, cudnn.benchmark)
-    cudnn.allow_tf32 = matmul.allow_tf32 = precision == "tf32"
-    cudnn.deterministic, cudnn.benchmark = True, False
+    with _switching:
+        if _runs_on_gpu and precision != _runs_on_gpu[-1]:
+            raise BadInput(
+                f"precision is {precision!r}, but a run in another thread of this process computes in "
+                f"{_runs_on_gpu[-1]!r}, and torch has one switch for both; wait for that run, or use another process."
+            )
+        if not _runs_on_gpu:
+            _found[:] = [getattr(place, name) for place, name in _SWITCHES]
+            _set(precision == "tf32", precision == "tf32", True, False)
+        _runs_on_gpu.append(precision)
     try:
         yield
     finally:
-        cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic, cudnn.benchmark = before
+        with _switching:
+            _runs_on_gpu.pop()
+            if not _runs_on_gpu:
+                _set(*_found)
+
+
+_SWITCHES: Any = (
+    (torch.backends.cudnn, "allow_tf32"),
+    (torch.backends.cuda.matmul, "allow_tf32"),
+    (torch.backends.cudnn, "deterministic"),
+    (torch.backends.cudnn, "benchmark"),
+)
+_switching = threading.Lock()
+_runs_on_gpu: list[str] = []  # the precision of each run that is under way
+_found: list[bool] = []  # the switches before the first of them
+
+
+def _set(*values: bool) -> None:
+    for (place, name), value in zip(_SWITCHES, values, strict=True):
+        setattr(place, name, value)
 
 
 def lower(precision: str, device: torch.device) -> AbstractContextManager[Any]:

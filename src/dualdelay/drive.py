@@ -1,4 +1,4 @@
-"""Advance a loop to its end: stop where it should, save on the way, let Ctrl-C in between two arrivals."""
+"""Advance a loop to its end: stop where it should, save on the way, let Ctrl-C and SIGTERM in between two arrivals."""
 
 from __future__ import annotations
 
@@ -10,48 +10,55 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from .core import Arrival
+from .devices import use_threads, using_threads
 from .errors import BadInput, RunFailed, require_positive, require_whole
-from .fleet import using_threads
+from .evaluation import Row
 from .folder import Folder, config_digest
-from .loop import Loop
+from .loop import Loop, passed
 from .memory import AggregateState
 from .monitor import Logger, Monitor
-from .result import EarlyStop, Run, plain
+from .result import EarlyStop, Run, plain, troubles
 from .state import State
 from .trace import Table
 
 Watch = Callable[[State, Arrival], None]
-Rows = list[dict[str, float]]
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, after the run was saved."""
+    """Ctrl-C or SIGTERM, after the run was saved."""
 
 
 @contextmanager
-def ctrl_c(active: bool) -> Iterator[list[bool]]:
-    """While this lasts, Ctrl-C sets the flag instead of breaking into a step; a second one breaks in."""
+def interruptible(active: bool) -> Iterator[list[bool]]:
+    """While this lasts, Ctrl-C and SIGTERM set the flag instead of breaking into a step; a second one breaks in."""
     asked = [False]
+    before: dict[signal.Signals, Any] = {}
 
-    def ask(*_: object) -> None:
+    def ask(number: int, *_: object) -> None:
         asked[0] = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        if number == signal.SIGTERM:
+            signal.signal(signal.SIGTERM, before[signal.SIGTERM])
 
     if not active or threading.current_thread() is not threading.main_thread():
         yield asked
         return
-    before = signal.signal(signal.SIGINT, ask)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        before[number] = signal.signal(number, ask)
     try:
         yield asked
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def totals(
+def require_totals(
     updates: int | None, time: float | None, every: int | None, seconds: float | None, checkpoint: int | None
-) -> dict[str, Any]:
-    """When to stop, evaluate and save, with the defaults filled in."""
+) -> None:
+    """Refuse ends, evaluations and checkpoints that cannot be."""
     if updates is None and time is None:
         raise BadInput("neither updates nor time is given, so the run would never end; give at least one.")
     if updates is not None:
@@ -62,13 +69,166 @@ def totals(
         require_whole("evaluate_every", every, 1)
     if seconds is not None:
         require_positive("evaluate_seconds", seconds)
-    if every is None and seconds is None:
-        seconds = time / 50 if time else None
-        every = None if seconds else max(1, (updates or 0) // 50)
     if checkpoint is not None:
         require_whole("checkpoint_every", checkpoint, 1)
-    totals = {"updates": updates, "time": time, "evaluate_every": every, "evaluate_seconds": seconds}
-    return {**totals, "checkpoint_every": checkpoint}
+
+
+class Driver:
+    """A run on its way to its end, with what it leaves behind."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        config: Mapping[str, Any],
+        folder: Folder | None,
+        watch: Sequence[Watch],
+        stop: EarlyStop | None,
+        log: Sequence[Logger],
+        notes: Sequence[str],
+        *,
+        resumed: bool,
+    ) -> None:
+        self._loop, self._config, self._folder, self._watch, self._stop = loop, config, folder, watch, stop
+        self._monitor = Monitor(log, loop) if log else None
+        self._notes = list(notes)
+        self._saved = len(loop.recorder), loop.moment if resumed else -1  # arrivals and moment of the last checkpoint
+        self._judged = 0  # evaluations that early stopping has seen
+        self._share = int(20 * self._fraction())
+
+    def _fraction(self) -> float:
+        return fraction(self._loop, self._config["updates"], self._config["time"])
+
+    def save(self) -> None:
+        """Write a checkpoint, if something has happened since the last one."""
+        loop = self._loop
+        if self._folder is not None and loop.moment != self._saved[1]:
+            self._folder.save(loop.save(), loop.recorder.rows(self._saved[0]), self._config["keep"])
+            self._saved = len(loop.recorder), loop.moment
+
+    def _save_and_leave(self) -> None:
+        """Save a run that does not come to its end, with a model and metrics that can be used as they are."""
+        self.save()
+        if self._folder is not None:
+            evaluation = self._loop.evaluation
+            model = self._loop.problem.state_dict(self._loop.state.x)
+            self._folder.leave(evaluation.table, evaluation.workers.table(), model)
+
+    def _save_if_due(self, before: int) -> None:
+        every, version = self._config["checkpoint_every"], self._loop.state.version
+        if every is None and self._share != int(20 * self._fraction()):
+            self._share = int(20 * self._fraction())
+            self.save()
+        elif passed(every, before, version):
+            self.save()
+
+    def _good_enough(self) -> bool:
+        if self._stop is None or len(self._loop.rows) == self._judged:
+            return False
+        self._judged = len(self._loop.rows)
+        return self._stop(self._loop.evaluation.table)
+
+    def _advance(self) -> str:
+        """Go to what happens next; returns why the run has ended, if it has."""
+        loop, updates, limit = self._loop, self._config["updates"], self._config["time"]
+        before = loop.state.version
+        if self._good_enough():
+            return "stop"
+        if updates is not None and before >= updates:
+            return "updates"
+        due = loop.fleet.peek()
+        if due is None or loop.stuck:
+            raise nothing_due(loop)
+        if limit is not None and due.time > limit:
+            loop.evaluate_before(math.nextafter(limit, math.inf))
+            return "stop" if self._good_enough() else "time"
+        if loop.evaluate_before(due.time) and self._good_enough():
+            return "stop"
+        arrival = loop.advance()
+        if arrival is not None:
+            for function in self._watch:
+                function(loop.state, arrival)
+        if self._monitor is not None:
+            self._monitor(loop, arrival)
+        if torch.get_num_threads() != self._config["server_threads"]:  # a user's function has changed it
+            use_threads(self._config["server_threads"])
+        self._save_if_due(before)
+        return ""
+
+    def run(self, ended: str) -> Run:
+        """Advance to the end; ``ended`` says why if the run is there already."""
+        loop, folder = self._loop, self._folder
+        with using_threads(self._config["server_threads"]), interruptible(folder is not None) as interrupted:
+            try:
+                while not ended:
+                    ended = self._advance()
+                    if interrupted[0] and not ended:
+                        raise self._interrupted()
+                self.save()
+                limit = self._config["time"]
+                now = limit if ended == "time" else max([loop.now, *(row["time"] for row in loop.rows[-1:])])
+                metrics = self._last_evaluation(now, interrupted)
+            except Interrupted:
+                raise
+            except RunFailed as error:
+                raise RunFailed(f"{error} {self._saved_at_last()}".rstrip()) from error
+            except (Exception, SystemExit, KeyboardInterrupt):
+                if loop.whole:
+                    self._save_and_leave()
+                raise
+            run = ended_run(loop, metrics, now, ended, None if folder is None else folder.path, self._all_notes())
+            if folder is not None:
+                finish(folder, run, loop.moment, self._config)
+            if self._monitor is not None:
+                self._monitor.tell(loop)
+            if interrupted[0]:
+                raise Interrupted(f"finished and saved after {loop.state.version} updates")
+        return run
+
+    def _saved_at_last(self) -> str:
+        """Save a run that cannot go on, as far as that can be done, and say how to go on with it."""
+        if self._folder is None:
+            return ""
+        try:
+            self._save_and_leave()
+        except (RunFailed, OSError) as error:
+            return f"The last checkpoint stands ({error}); go on with: dualdelay resume {self._folder.path}"
+        version = self._loop.state.version
+        return f"It is saved after {version} updates; go on with: dualdelay resume {self._folder.path}"
+
+    def _interrupted(self) -> Interrupted:
+        self._save_and_leave()
+        assert self._folder is not None
+        return Interrupted(f"saved after {self._loop.state.version} updates in {self._folder.path}; dd.resume goes on")
+
+    def _last_evaluation(self, now: float, interrupted: Sequence[bool]) -> Table:
+        """The evaluations with one at the end, on all data; it is no part of a checkpoint, lest a longer run have it."""
+        loop = self._loop
+        if not loop.fleet.measures:
+            rows = ending(
+                loop.rows, loop.state.version, now, lambda: loop.evaluation.of(now, loop.state.version, loop.state.x)
+            )
+            return Table.of(rows, rows[0] if rows else loop.evaluation.names)
+        loop.fleet.measure_whole(now, loop.state.version, loop.state.weights)
+        while loop.fleet.settle():
+            while loop.fleet.has_measured:
+                loop.measured()
+            if self._monitor is not None:
+                self._monitor(loop, None)
+            if interrupted[0]:
+                raise self._interrupted()
+        return loop.evaluation.table
+
+    def _all_notes(self) -> tuple[str, ...]:
+        loop = self._loop
+        notes = [*self._notes, *(f"{what}: {how}" for what, how in loop.evaluation.failures.items())]
+        if self._monitor is not None:
+            notes += [f"logger {name}: {how}" for name, how in self._monitor.failures.items()]
+        if loop.left_out and not self._config.get("evaluates_by_default"):
+            notes.append(
+                f"{loop.left_out} evaluations were left out, because a worker was still busy with the one before; evaluate "
+                "less often, or on fewer samples (evaluate_samples)"
+            )
+        return tuple(dict.fromkeys(notes))
 
 
 def drive(
@@ -79,74 +239,12 @@ def drive(
     stop: EarlyStop | None,
     *,
     resumed: bool = False,
-    notes: tuple[str, ...] = (),
+    notes: Sequence[str] = (),
     ended: str = "",
     log: Sequence[Logger] = (),
 ) -> Run:
     """Advance a loop to its end, saving on the way; ``ended`` says why if it is there already."""
-    monitor = Monitor(log, loop.state.version) if log else None
-    updates, limit, every = config["updates"], config["time"], config["checkpoint_every"]
-    share = int(20 * fraction(loop, updates, limit))
-    rows_saved, moment_saved, judged = len(loop.recorder), loop.moment if resumed else -1, 0
-
-    def save() -> None:
-        nonlocal rows_saved, moment_saved
-        if folder is not None and loop.moment != moment_saved:
-            folder.save(loop.save(), loop.recorder.rows(rows_saved), config["keep"])
-            rows_saved, moment_saved = len(loop.recorder), loop.moment
-
-    def good_enough() -> bool:
-        nonlocal judged
-        if stop is None or len(loop.rows) == judged:
-            return False
-        judged = len(loop.rows)
-        return stop(loop.table)
-
-    with using_threads(config["server_threads"]), ctrl_c(folder is not None) as interrupted:
-        while not ended:
-            before = loop.state.version
-            try:
-                if good_enough():
-                    ended = "stop"
-                elif updates is not None and loop.state.version >= updates:
-                    ended = "updates"
-                elif (due := loop.fleet.peek()) is None or loop.stuck:
-                    raise nothing_due(loop)
-                elif limit is not None and due.time > limit:
-                    loop.evaluate_before(math.nextafter(limit, math.inf))
-                    ended = "stop" if good_enough() else "time"
-                elif loop.evaluate_before(due.time) and good_enough():
-                    ended = "stop"
-                else:
-                    arrival = loop.advance()
-            except RunFailed:
-                save()
-                raise
-            if not ended:
-                if arrival is not None:
-                    for function in watch:
-                        function(loop.state, arrival)
-                if monitor is not None:
-                    monitor(loop, arrival)
-                if every is None and share != int(20 * fraction(loop, updates, limit)):
-                    share = int(20 * fraction(loop, updates, limit))
-                    save()
-                elif every is not None and loop.state.version != before and loop.state.version % every == 0:
-                    save()
-                if interrupted[0]:
-                    save()
-                    assert folder is not None
-                    raise Interrupted(f"saved after {loop.state.version} updates in {folder.path}; dd.resume goes on")
-        save()
-        now = limit if ended == "time" else max([loop.now, *(row["time"] for row in loop.rows[-1:])])
-        run = ended_run(loop, _with_end(loop, now), now, ended, None if folder is None else folder.path, notes)
-        if folder is not None:
-            finish(folder, run, loop.moment, config)
-        if monitor is not None:
-            monitor.tell(loop)
-        if interrupted[0]:
-            raise Interrupted(f"finished and saved after {loop.state.version} updates")
-    return run
+    return Driver(loop, config, folder, watch, stop, log, notes, resumed=resumed).run(ended)
 
 
 def nothing_due(loop: Loop) -> RunFailed:
@@ -172,36 +270,44 @@ def fraction(loop: Loop, updates: int | None, limit: float | None) -> float:
     return max(loop.state.version / updates if updates else 0.0, loop.now / limit if limit else 0.0)
 
 
-def _with_end(loop: Loop, now: float) -> Table:
-    """The evaluations with one at the end, on schedule or not; it is no part of a checkpoint, lest a longer run have it."""
-    if loop.fleet.measures:
-        loop.look(now)
-        while loop.fleet.settle():
-            loop.measured()
-        return loop.table
-    rows = ending(loop.rows, loop.state.version, now, loop.evaluate)
-    return Table.of(rows, rows[0])
-
-
-def ending(rows: Rows, version: int, now: float, evaluate: Callable[[float], dict[str, float]]) -> Rows:
-    """The rows of a run that has ended now: the last one is about its end, evaluated if it was not."""
-    if rows and rows[-1]["version"] == version and math.isclose(rows[-1]["time"], now, rel_tol=1e-12):
-        return [*rows[:-1], {**rows[-1], "time": now}]
-    return [*rows, evaluate(now)]
+def ending(rows: list[Row], version: int, now: float, evaluate: Callable[[], Row | None]) -> list[Row]:
+    """The rows of a run that has ended now: the last one is about its end and all data, evaluated if it was not."""
+    last = rows[-1] if rows else None
+    if last is not None and last["version"] == version and last["share"] == 1.0:
+        if math.isclose(last["time"], now, rel_tol=1e-12):
+            return [*rows[:-1], {**last, "time": now}]
+        return [*rows, {**last, "time": now}]
+    row = evaluate()
+    return rows if row is None else [*rows, row]
 
 
 def finish(folder: Folder, run: Run, moment: int, config: Mapping[str, Any]) -> None:
     """Write what a finished run leaves behind."""
-    result = {**plain(run.summary()), "moment": moment, "config": config_digest(config)}
-    folder.finish(run.trace, run.metrics, run.state_dict(), result)
+    result = {**plain(run.summary()), "notes": list(run.notes), "moment": moment, "config": config_digest(config)}
+    folder.finish(run, result)
 
 
-def ended_run(loop: Loop, table: Table, now: float, ended: str, path: Path | None, notes: tuple[str, ...] = ()) -> Run:
-    """What a loop has come to, with the audit of its sum."""
-    state, error = loop.state, None
+def ended_run(
+    loop: Loop,
+    metrics: Table,
+    now: float,
+    ended: str,
+    path: Path | None,
+    notes: Sequence[str] = (),
+    *,
+    returns: bool | None = None,
+) -> Run:
+    """What a loop has come to, with the audit of its sum; if it stopped early it returns its best model."""
+    state, error, evaluation = loop.state, None, loop.evaluation
     if isinstance(state, AggregateState):
         error = state.error(loop.fleet.held())
         if loop.fleet.silent:
             error = None
-            notes = (*notes, f"there is no audit: workers {list(loop.fleet.silent)} did not say at the end what they keep")
-    return Run(loop.algorithm, loop.problem, state, loop.recorder.trace(), table, now, ended, error, path, notes)
+            silent = f"there is no audit: workers {list(loop.fleet.silent)} did not say at the end what they keep"
+            notes = (*notes, silent)
+    best = evaluation.best if evaluation.best is not None and evaluation.best.x is not None else None
+    early = best is not None and (ended == "stop" if returns is None else returns)
+    weights = best.x if early and best is not None else None
+    trace, workers = loop.recorder.trace(), evaluation.workers.table()
+    notes = tuple(dict.fromkeys([*notes, *troubles(trace.events)]))
+    return Run(loop.algorithm, loop.problem, state, trace, metrics, now, ended, error, path, notes, workers, best, weights)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -189,52 +189,107 @@ def style(label: str, seen: dict[str, int]) -> dict[str, Any]:
     return {"color": COLOURS.get(name, _OTHER), "linestyle": _STYLES[kind], "linewidth": 1.0 if again else 1.8}
 
 
-def _best(table: Table) -> list[str]:
-    """The labels of the curves to draw: all, or of many those with the lowest objective at the end."""
-    labels = list(dict.fromkeys(table.algorithm.tolist()))
-    final = {label: float(np.nan_to_num(table.objective[table.algorithm == label][-1], nan=np.inf)) for label in labels}
-    best = sorted(labels, key=lambda label: final[label])[:_MOST]
-    return [label for label in labels if label in best]
+_KINDS = ("png", "pdf", "svg")
+_ROWS = 6  # settings of one grid that are drawn, a row of panels each
+_DIVERGED = 3.0  # times the start beyond which a curve is not followed
 
 
-def draw(table: Table, path: Path, clock: str = "simulated time") -> Path:
-    """The objective and, where there is one, the accuracy against time: the mean over seeds with its range."""
+def draw(table: Table, path: str | Path, clock: str = "simulated time") -> Path:
+    """The objective and, where there is one, the accuracy against time: the mean over seeds with its range.
+
+    Runs of different problems or speeds, which have columns of those names, are drawn in a row of panels each: their
+    objectives are not to be compared. The file's ending says how it is written: .png, .pdf or .svg.
+    """
+    path = Path(path)
+    kind = path.suffix.removeprefix(".").lower()
+    if kind not in _KINDS:
+        raise BadInput(f"{str(path)!r} cannot be drawn; expected a name that ends in {', '.join(f'.{k}' for k in _KINDS)}.")
     plt = _pyplot()
     columns = [("objective", "objective F (mean over workers)")]
     if any(math.isfinite(value) for value in table.accuracy):
         columns.append(("accuracy", "test accuracy"))
-    labels, count = _best(table), len(set(table.algorithm.tolist()))
-    size = (5.2 * len(columns), 3.8 if len(labels) <= _INSIDE else 4.2 + 0.1 * len(labels))
-    figure, axes = plt.subplots(1, len(columns), figsize=size, squeeze=False, layout="constrained")
-    for axis, (column, title) in zip(axes[0], columns, strict=True):
-        seen: dict[str, int] = {}
-        for label in labels:
-            rows = table.algorithm == label
-            seeds = set(table.seed[rows].tolist())
-            curves = [(table.time[rows & (table.seed == s)], table[column][rows & (table.seed == s)]) for s in seeds]
-            grid = np.unique(np.concatenate([times for times, _ in curves]))
-            grid = grid[grid <= min(times[-1] for times, _ in curves)]
-            # between two evaluations the model of the earlier one stands
-            values = np.stack([c[np.searchsorted(t, grid, side="right") - 1] for t, c in curves])
-            look = style(label, seen)
-            axis.plot(grid, values.mean(0), label=label, **look)
-            if len(curves) > 1:
-                axis.fill_between(grid, values.min(0), values.max(0), color=look["color"], alpha=0.15, linewidth=0)
-        axis.set_xlabel(clock)
-        axis.set_ylabel(title)
-        axis.grid(alpha=0.3)
-        low, high = np.nanmin(table[column]), np.nanmax(table[column])
-        if column == "objective" and low > 0 and high / low > 5:  # over less a logarithmic axis has too few labels
-            axis.set_yscale("log")
-            _write_out(axis.yaxis, (1.0, 2.0, 5.0) if high / low < 1000 else (1.0,))
+    settings = _settings(table)
+    shown = [(text, rows, _best(table, rows)) for text, rows in settings[:_ROWS]]
+    count = max(len({*table.algorithm[rows].tolist()}) for _, rows, _ in shown)
+    labels = list(dict.fromkeys(label for _, _, best in shown for label in best))
+    tall = 3.8 if len(labels) <= _INSIDE else 4.2 + 0.1 * len(labels)
+    size = (5.2 * len(columns), tall + 3.2 * (len(shown) - 1))
+    figure, axes = plt.subplots(len(shown), len(columns), figsize=size, squeeze=False, layout="constrained")
+    looks = _looks(labels)
+    for line, (text, rows, best) in zip(axes, shown, strict=True):
+        for axis, (column, title) in zip(line, columns, strict=True):
+            _draw_curves(axis, table, rows, best, column, looks)
+            axis.set(xlabel=clock, ylabel=title, title=text if len(settings) > 1 else "")
+            axis.title.set_fontsize(9)
+            axis.grid(alpha=0.3)
+            for side in ("top", "right"):
+                axis.spines[side].set_visible(False)
+    handles = {label: line for axis in axes[:, 0] for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     if len(labels) <= _INSIDE:
-        axes[0][0].legend(frameon=False, fontsize=9)
+        axes[0][0].legend(handles.values(), handles.keys(), frameon=False, fontsize=9)
     else:
-        heading = None if len(labels) == count else f"the {len(labels)} of {count} with the lowest objective at the end"
-        handles = axes[0][0].get_legend_handles_labels()
-        figure.legend(*handles, loc="outside lower center", ncols=2, frameon=False, fontsize=9, title=heading)
-    for side in ("top", "right"):
-        for axis in axes[0]:
-            axis.spines[side].set_visible(False)
+        heading = None
+        if len(labels) < count or len(settings) > len(shown):
+            more = f", {len(shown)} of {len(settings)} settings" if len(settings) > len(shown) else ""
+            heading = f"the {min(len(labels), _MOST)} of {count} with the lowest objective at the end{more}"
+        placed = {"loc": "outside lower center", "ncols": 2, "frameon": False, "fontsize": 9, "title": heading}
+        figure.legend(handles.values(), handles.keys(), **placed)
     plt.close(figure)
-    return _saved(figure, path, "png")
+    return _saved(figure, path, kind)
+
+
+def _settings(table: Table) -> list[tuple[str, Any]]:
+    """The problems and speeds of a table, each with its rows; one of all rows if it does not name any."""
+    names = [name for name in ("problem", "speeds") if name in table]
+    texts = np.array([", ".join(map(str, one)) for one in zip(*(table[name] for name in names), strict=True)] or [""])
+    return [(str(text), texts == text) for text in dict.fromkeys(texts.tolist())] if names else [("", slice(None))]
+
+
+def _by_seed(table: Table, rows: Any, label: str, column: str) -> list[tuple[Any, Any]]:
+    """A method's curves of one column, one for each seed: times and values."""
+    mine = np.zeros(len(table), dtype=bool)
+    mine[rows] = True
+    mine &= table.algorithm == label
+    seeds = dict.fromkeys(table.seed[mine].tolist())
+    return [(table.time[mine & (table.seed == s)], table[column][mine & (table.seed == s)]) for s in seeds]
+
+
+def _best(table: Table, rows: Any) -> list[str]:
+    """The labels of the curves to draw: all, or of many those lowest at the end in the mean over seeds."""
+    labels = list(dict.fromkeys(table.algorithm[rows].tolist()))
+    final = {}
+    for label in labels:
+        ends = [values[-1] for _, values in _by_seed(table, rows, label, "objective")]
+        final[label] = float(np.mean(ends)) if np.isfinite(ends).all() else math.inf
+    best = sorted(labels, key=lambda label: final[label])[:_MOST]
+    return [label for label in labels if label in best]
+
+
+def _looks(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
+    seen: dict[str, int] = {}
+    return {label: style(label, seen) for label in labels}
+
+
+def _draw_curves(axis: Any, table: Table, rows: Any, labels: Sequence[str], column: str, looks: Mapping[str, Any]) -> None:
+    low, high = math.inf, -math.inf  # of what is drawn; a curve that runs away is followed a little way only
+    for label in labels:
+        curves = _by_seed(table, rows, label, column)
+        grid = np.unique(np.concatenate([times for times, _ in curves]))
+        grid = grid[grid <= min(times[-1] for times, _ in curves)]
+        # between two evaluations the model of the earlier one stands
+        values = np.stack([c[np.searchsorted(t, grid, side="right") - 1] for t, c in curves])
+        axis.plot(grid, values.mean(0), label=label, **looks[label])
+        if len(curves) > 1:
+            axis.fill_between(grid, values.min(0), values.max(0), color=looks[label]["color"], alpha=0.15, linewidth=0)
+        finite = values[np.isfinite(values)]
+        if len(finite):
+            most = _DIVERGED * abs(float(values[0, 0])) if column == "objective" else math.inf
+            low, high = min(low, float(finite.min())), max(high, min(float(finite.max()), most))
+    if column != "objective" or not low < high:
+        return
+    if low > 0 and high / low > 5:  # over less a logarithmic axis has too few labels
+        axis.set_yscale("log")
+        _write_out(axis.yaxis, (1.0, 2.0, 5.0) if high / low < 1000 else (1.0,))
+        axis.set_ylim(low / 1.15, high * 1.15)
+    else:
+        axis.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))

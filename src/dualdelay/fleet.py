@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +13,7 @@ from .clocks import Due
 from .compression import Packed
 from .core import Arrival, Job, Order, Problem
 from .errors import BadInput
+from .evaluation import Evaluated
 from .state import is_finite
 
 Message = Callable[[Tensor, Tensor | None], tuple[Tensor | Packed, Tensor | None]]
@@ -45,22 +45,13 @@ def answer(gradient: Tensor, loss: float, x: Tensor, message: Message, held: Ten
     return Answer(*message(gradient, held), loss)
 
 
-@contextmanager
-def using_threads(count: int) -> Iterator[None]:
-    """Torch uses so many threads: another number gives other bits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 class Fleet(ABC):
     """Workers with their jobs: who was given what, at which model, and who comes next."""
 
     copies = False  # whether a model is copied on its way out, so that the server may go on in place
+    real = False  # whether the workers are processes of their own, on whose data and code a run must not depend
     measures = False  # whether the workers evaluate F
+    evaluated: float | None = None  # how much of the last evaluation, on all data, is done; None: it has not begun
     silent: Sequence[int] = ()  # workers that keep something and did not say what, when they were asked last
 
     def __init__(self, problem: Problem) -> None:
@@ -155,17 +146,33 @@ class Fleet(ABC):
     def begin(self) -> None:
         """The run begins."""
 
-    def measure(self, time: float, version: int, x: Tensor) -> None:
-        """Have the workers evaluate a model; later something ``evaluated`` is due."""
+    def measure(self, time: float, version: int, x: Tensor, samples: int | None, limit: float | None) -> bool:
+        """Have the workers evaluate a model, on all their data or on some; later something ``evaluated`` is due.
+
+        If one is still under way, or it would take more than the share ``limit`` of a worker's time, it is left out: False.
+        """
         raise AssertionError("these workers do not evaluate")
 
-    def measured(self) -> tuple[float, int, Tensor, Mapping[int, Mapping[str, Any]]]:
-        """The evaluation that was due: its time, version and model, and what each worker found."""
+    def measured(self) -> Evaluated:
+        """The evaluation that was due."""
         raise AssertionError("these workers do not evaluate")
+
+    def measure_whole(self, time: float, version: int, x: Tensor) -> None:
+        """Have the workers evaluate the last model on all their data."""
+        raise AssertionError("these workers do not evaluate")
+
+    @property
+    def has_measured(self) -> bool:
+        """Whether an evaluation is there to be taken."""
+        return False
 
     def settle(self) -> bool:
-        """Wait until an evaluation under way is complete; was there one?"""
+        """Wait a moment for evaluations under way; False if there is none left to wait for."""
         return False
+
+    @abstractmethod
+    def dismiss(self, worker: int, text: str) -> None:
+        """A worker has to leave; it is about to be due as ``left``."""
 
     @abstractmethod
     def close(self) -> None:

@@ -19,8 +19,11 @@ import torch
 from torch import Tensor
 
 from .errors import BadInput, RunFailed
-from .files import decode, encode, load_table, load_weights, save_table, save_weights, write
+from .files import decode, encode, load_table, load_weights, make_folder, save_table, save_weights, write
+from .result import Names, Run
 from .trace import ARRIVAL_COLUMNS, Recorder, Table, Trace
+
+_FIXED = "fixed: "  # before the names of tensors that no training moves
 
 
 def digest_of(x: Tensor) -> str:
@@ -49,15 +52,15 @@ class Folder:
             )
 
     @classmethod
-    def create(cls, path: Path, config: Mapping[str, Any], x: Tensor) -> Folder:
-        """A new folder with its configuration and initial weights; all of it or nothing."""
+    def create(cls, path: Path, config: Mapping[str, Any], x: Tensor, fixed: Mapping[str, Tensor]) -> Folder:
+        """A new folder with its configuration, initial weights and what no training moves; all of it or nothing."""
         temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
             cls.require_new(path)
             (temporary / "checkpoints").mkdir(parents=True)
             (temporary / "trace").mkdir()
             folder = cls(temporary)
-            save_weights(temporary / "start.safetensors", {"x": x})
+            save_weights(temporary / "start.safetensors", {"x": x, **{_FIXED + name: part for name, part in fixed.items()}})
             folder.write_config(config)
             temporary.rename(path)
         except (OSError, RunFailed) as error:
@@ -88,9 +91,15 @@ class Folder:
     def start(self, digest: str) -> Tensor:
         """The run's initial weights, which have this digest."""
         weights = load_weights(self.path / "start.safetensors")
-        if set(weights) != {"x"} or digest_of(weights["x"]) != digest:
+        if "x" not in weights or digest_of(weights["x"]) != digest:
             raise BadInput(f"{self.path / 'start.safetensors'} is damaged; start the run anew.")
         return weights["x"]
+
+    def names(self) -> Names:
+        """Where in the flat weights each entry of the model's state dict is."""
+        weights = load_weights(self.path / "start.safetensors")
+        fixed = {name.removeprefix(_FIXED): part for name, part in weights.items() if name.startswith(_FIXED)}
+        return Names(self.config()["layout"], fixed)
 
     def checkpoints(self) -> list[Path]:
         """The checkpoints, oldest first."""
@@ -145,6 +154,20 @@ class Folder:
             raise BadInput(f"the trace in {self.path} has {len(rows['time'])} rows of {arrivals}")
         return {name: column[:arrivals] for name, column in rows.items()}
 
+    def keep_aside(self, arrivals: int) -> None:
+        """Keep the newest checkpoint for good: the run goes on from it on another kind of machine."""
+        newest, aside = self.checkpoints()[-1], self.path / "moved"
+        make_folder(aside)
+        write(aside / f"{arrivals:012d}-{newest.stem.partition('-')[2]}.safetensors", newest.read_bytes())
+
+    def kept_aside(self, arrivals: int) -> dict[str, Any] | None:
+        """What was kept where the run went on, after so many arrivals, on another kind of machine; None if damaged."""
+        for path in sorted((self.path / "moved").glob(f"{arrivals:012d}-*.safetensors")):
+            data = path.read_bytes()
+            if hashlib.sha256(data).hexdigest()[:16] == path.stem.partition("-")[2]:
+                return decode(data)
+        return None
+
     def clear_after(self, arrivals: int, moment: int) -> None:
         """Remove what lies beyond the checkpoint that a run goes on from."""
         for part in (self.path / "trace").glob("[0-9]*.parquet"):
@@ -156,12 +179,19 @@ class Folder:
         for leftover in (*self.path.glob(".*.part"), *self.path.glob("*/.*.part")):
             leftover.unlink()
 
-    def finish(self, trace: Trace, metrics: Table, model: Mapping[str, Tensor], result: Mapping[str, Any]) -> None:
+    def leave(self, metrics: Table, workers: Table, model: Mapping[str, Tensor]) -> None:
+        """Write what can be used of a run that goes on or has ended: its model and its metrics."""
+        save_table(self.path / "metrics.parquet", metrics.columns)
+        save_table(self.path / "workers.parquet", workers.columns)
+        save_weights(self.path / "model.safetensors", model)
+
+    def finish(self, run: Run, result: Mapping[str, Any]) -> None:
         """Write what a finished run leaves behind; without result.json, which comes last, it is not finished."""
         (self.path / "result.json").unlink(missing_ok=True)
-        save_table(self.path / "trace.parquet", trace.columns, {"events": trace.events})
-        save_table(self.path / "metrics.parquet", metrics.columns)
-        save_weights(self.path / "model.safetensors", model)
+        save_table(self.path / "trace.parquet", run.trace.columns, {"events": run.trace.events})
+        self.leave(run.metrics, run.workers, run.state_dict())
+        if run.best is not None:
+            save_weights(self.path / "best.safetensors", run.state_dict(best=True))
         write(self.path / "result.json", json.dumps(result, indent=1).encode())
         for part in (self.path / "trace").glob("[0-9]*.parquet"):
             part.unlink()
@@ -180,6 +210,10 @@ class Folder:
         if result is None:
             raise BadInput(f"the run in {self.path} is not finished; finish it first: dualdelay resume {self.path}")
         return result
+
+    def table(self, name: str) -> Table:
+        """The table of that name of a finished run: metrics or workers."""
+        return Table(load_table(self.path / f"{name}.parquet")[0])
 
     def trace(self) -> Trace:
         """The trace of a finished run."""

@@ -92,6 +92,8 @@ class Batch(Gradients):
         return [[*key, *found] for key, found in sorted(self.found.items(), key=lambda item: item[0])]
 
     def load(self, saved: Sequence[Sequence[Any]], in_flight: Mapping[Key, Tensor]) -> None:
+        self.wanted.clear()
+        self.found.clear()
         super().load(saved, in_flight)
         for worker, draw, gradient, loss, norm in saved:
             self.found[worker, draw] = Found(gradient, loss, norm)

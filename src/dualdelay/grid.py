@@ -10,8 +10,8 @@ from typing import Any
 
 from .config import label
 from .core import Algorithm, Problem
-from .errors import BadInput, nearest, require_kind
-from .naming import reseeded, stem
+from .errors import BadInput, nearest
+from .naming import ProblemOf, SpeedsOf, seeded_problem, seeded_speeds, stem
 from .speeds import SpeedModel
 
 _AXES = ("algorithm", "problem", "speeds", "seed")
@@ -30,7 +30,7 @@ class Point:
 
 
 def points(
-    grid: Mapping[str, Sequence[Any]], problem: Problem | None, speeds: SpeedModel | None, folder: Path | None, seed: int
+    grid: Mapping[str, Sequence[Any]], problem: ProblemOf | None, speeds: SpeedsOf | None, folder: Path | None, seed: int
 ) -> Iterator[Point]:
     """Every point of the grid, its names chosen so that no two are alike."""
     axes: dict[str, list[Any]] = {"problem": [problem], "speeds": [speeds]}
@@ -40,35 +40,34 @@ def points(
         axes[name] = list(values)
     if "algorithm" not in axes:
         raise BadInput("the grid has no 'algorithm'; give at least one, such as {'algorithm': [dd.DuDe(lr=0.05)]}.")
-    for name, kind, example in (("problem", Problem, "dd.Digits()"), ("speeds", SpeedModel, "dd.FixedSpeeds([1.0, 2.0])")):
+    for name in ("problem", "speeds"):
         if name not in grid and axes[name] == [None]:
             raise BadInput(f"no {name} is given; pass it after the grid, or several of them in it.")
-        for value in axes[name]:
-            require_kind(name, value, kind, example)
     for value in axes.get("seed", []):
         if not isinstance(value, int):
             raise BadInput(f"the grid's 'seed' has {value!r}; expected whole numbers.")
     settings = [name for name in axes if name not in _AXES]
-    texts = {name: _told_apart(axes[name]) for name in ("problem", "speeds")}
-    reseed = "seed" in grid
-    made: dict[tuple[int, int], Problem] = {}
-    paces: dict[tuple[int, int], SpeedModel] = {}
+    numbers = axes.get("seed", [seed])
+    problems = {(i, k): seeded_problem(given, k) for i, given in enumerate(axes["problem"]) for k in numbers}
+    paces = {(j, k): seeded_speeds(given, k) for j, given in enumerate(axes["speeds"]) for k in numbers}
+    texts = {
+        "problem": _told_apart([problems[i, numbers[0]] for i in range(len(axes["problem"]))]),
+        "speeds": _told_apart([paces[j, numbers[0]] for j in range(len(axes["speeds"]))]),
+    }
     seen: set[str] = set()
     for chosen in itertools.product(*(range(len(values)) for values in axes.values())):
         at = {name: (k, values[k]) for (name, values), k in zip(axes.items(), chosen, strict=True)}
-        number = at["seed"][1] if reseed else seed
+        number = at["seed"][1] if "seed" in at else seed
         method = _with_settings(at["algorithm"][1], {name: at[name][1] for name in settings})
-        (i, mine), (j, pace) = at["problem"], at["speeds"]
-        if reseed:
-            mine = made[i, number] = made.get((i, number)) or mine.reseeded(number)
-            pace = paces[j, number] = paces.get((j, number)) or reseeded(pace, number)
+        (i, _), (j, _) = at["problem"], at["speeds"]
         names = {"algorithm": label(method), "seed": number, **{name: at[name][1] for name in settings}}
         names |= {name: texts[name][at[name][0]] for name in texts if len(texts[name]) > 1}
         place = stem(label(method), number, *(f"{name}{at[name][0]}" for name in texts if len(texts[name]) > 1))
         if place in seen:
             raise BadInput(f"the grid has {names} twice; expected every run only once.")
         seen.add(place)
-        yield Point(names, method, mine, pace, number, None if folder is None else folder / place)
+        path = None if folder is None else folder / place
+        yield Point(names, method, problems[i, number], paces[j, number], number, path)
 
 
 def _with_settings(algorithm: Any, settings: Mapping[str, Any]) -> Algorithm[Any]:

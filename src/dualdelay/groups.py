@@ -11,17 +11,18 @@ from typing import Any
 import torch
 
 from .clocks import VirtualClock
-from .drive import Interrupted, ctrl_c, ending, finish, fraction, nothing_due
+from .drive import Interrupted, ending, finish, fraction, interruptible, nothing_due
+from .environment import environment
 from .errors import BadInput
-from .evaluation import Schedule
 from .files import pack
 from .folder import Folder, digest_of
 from .gradients import Batch, Round
 from .local_fleet import LocalFleet
+from .loop import passed
 from .plan import Plan
 from .replicas import Apart, Replicas
 from .result import Run
-from .setup import require_same, versions
+from .setup import layout_of, require_same, schedule_of
 from .trace import Table
 
 
@@ -40,13 +41,14 @@ class Replica:
         """Look at the run's folder if there is one; so many runs are computed together."""
         self.config = self.plan.config
         if self.path is not None:
-            self.config = {**self.config, "fingerprint": fingerprint, "start": digest_of(self.plan.x)}
+            names = {"start": digest_of(self.plan.x), "layout": layout_of(self.plan.problem)}
+            self.config = {**self.config, "fingerprint": fingerprint, **names}
             if self.path.exists():
                 self.folder = Folder(self.path)
                 require_same(self.config, self.folder)
                 self.config = self.folder.config()
             else:
-                self.config |= {"versions": versions(), "together": together}
+                self.config |= {"environment": environment(), "together": together}
 
     @property
     def ended(self) -> bool:
@@ -56,7 +58,7 @@ class Replica:
     def create(self) -> None:
         """Make the run's folder if it has none."""
         if self.path is not None and self.folder is None:
-            self.folder = Folder.create(self.path, self.config, self.plan.x)
+            self.folder = Folder.create(self.path, self.config, self.plan.x, self.plan.problem.fixed())
 
 
 class Group:
@@ -74,8 +76,9 @@ class Group:
             self._fleet,
             torch.stack([replica.plan.x for replica in replicas]),
             seed=plan.seed,
-            schedule=Schedule(plan.config["evaluate_every"], plan.config["evaluate_seconds"]),
+            schedule=schedule_of(plan.config),
             metrics=plan.metrics,
+            keep_best=plan.config["keep_best"],
             table=plan.table,
         )
         plan.require_rules(self._loop.state)
@@ -112,7 +115,7 @@ class Group:
                 if every is None and twentieth != int(20 * self.share):
                     twentieth = int(20 * self.share)
                     self.save()
-                elif every is not None and loop.state.version != before and loop.state.version % every == 0:
+                elif passed(every, before, loop.state.version):
                     self.save()
         self._fleet.close()
 
@@ -130,7 +133,7 @@ class Group:
             return
         for k, replica in enumerate(self.replicas):
             if replica.plan.stop is not None:
-                replica.plan.stop(self._loop.table_of(k))  # says so if there is nothing to stop by
+                replica.plan.stop(self._loop.evaluations[k].table)  # says so if there is nothing to stop by
             if replica.path is not None and k == 0:
                 pack(self._loop.save_of(k), {})  # says so if something cannot be saved
         for replica in self.replicas:
@@ -168,25 +171,33 @@ class Group:
     def _stop_early(self) -> None:
         for k in sorted(self._loop.going):
             replica = self.replicas[k]
-            if replica.plan.stop is not None and len(self._loop.rows_of[k]) > replica.judged:
-                replica.judged = len(self._loop.rows_of[k])
-                if replica.plan.stop(self._loop.table_of(k)):
-                    self._finish(k, "stop", max(self._loop.now, self._loop.rows_of[k][-1]["time"]))
+            rows = self._loop.evaluations[k].rows
+            if replica.plan.stop is not None and len(rows) > replica.judged:
+                replica.judged = len(rows)
+                if replica.plan.stop(self._loop.evaluations[k].table):
+                    self._finish(k, "stop", max(self._loop.now, rows[-1]["time"]))
 
     def _end(self, ended: str, now: float) -> None:
         self.save()
         self._loop.check()
         for k in sorted(self._loop.going):
-            rows = self._loop.rows_of[k]
+            rows = self._loop.evaluations[k].rows
             self._finish(k, ended, max([now, *(row["time"] for row in rows[-1:])]) if ended == "updates" else now)
 
     def _finish(self, k: int, ended: str, now: float) -> None:
         """A run is at its end: write down what is left to write, and look at it no more."""
         loop, replica = self._loop, self.replicas[k]
-        rows = ending(loop.rows_of[k], loop.state.version, now, lambda time: loop.row(k, time))
+        evaluation = loop.evaluations[k]
+        rows = ending(evaluation.rows, loop.state.version, now, lambda: loop.row(k, now))
         state, error = loop.state_of(k)
         plan, table = replica.plan, Table.of(rows, rows[0])
-        run = Run(plan.algorithm, plan.problem, state, loop.trace_of(k), table, now, ended, error, replica.path)
+        best = evaluation.best if evaluation.best is not None and evaluation.best.x is not None else None
+        weights = best.x if ended == "stop" and best is not None else None
+        notes = tuple(f"{what}: {how}" for what, how in evaluation.failures.items())
+        run = Run(
+            *(plan.algorithm, plan.problem, state, loop.trace_of(k), table, now, ended, error, replica.path, notes),
+            *(evaluation.workers.table(), best, None if weights is None else weights.cpu()),
+        )
         if replica.folder is not None:
             if loop.moment != self._saved[1]:  # it stops between two checkpoints
                 replica.folder.save(loop.save_of(k), loop.recorder.of(k, self._saved[0]), plan.keep)
@@ -200,7 +211,7 @@ def advance_all(groups: Sequence[Group], turns: Sequence[Round], report: Callabl
     under_way = [(group, group.advance()) for group in groups]
     saved = any(replica.path is not None for group in groups for replica in group.replicas)
     acting: Group | None = None  # in the middle of a step
-    with ctrl_c(saved) as interrupted:
+    with interruptible(saved) as interrupted:
         try:
             while under_way:
                 going = []

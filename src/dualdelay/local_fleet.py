@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextlib import nullcontext
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .clocks import Clock, Due, VirtualClock
+from .clocks import Clock, Due, RecordedClock, VirtualClock
 from .compression import size_of, unpacked
 from .core import Arrival, Job, Problem
-from .fleet import NOTHING, Fleet, Message, Model, answer, using_threads
+from .devices import use_threads
+from .fleet import NOTHING, Fleet, Message, Model, answer
 from .gradients import Gradients
 
 
@@ -30,7 +31,8 @@ class LocalFleet(Fleet):
     ) -> None:
         """Workers use ``threads`` threads of torch, by default as many as the server, and compute when they are due."""
         super().__init__(problem)
-        self._threads, self._gradients = threads, gradients or Gradients(problem)
+        self._gradients = gradients or Gradients(problem)
+        self._apart = None if threads is None else ThreadPoolExecutor(1, initializer=use_threads, initargs=(threads,))
         self._norm: float | Tensor | None = None  # of the last gradient, if it is known
         self.norms: list[Tensor] = []  # of replicas' gradients that were taken for finite, unseen
         self.clock = clock
@@ -44,6 +46,8 @@ class LocalFleet(Fleet):
 
     def close(self) -> None:
         self._gradients.close()
+        if self._apart is not None:
+            self._apart.shutdown()
 
     def peek(self) -> Due | None:
         return self.clock.peek()
@@ -74,8 +78,10 @@ class LocalFleet(Fleet):
             if due.kind == "rejected" and not self._gradients.known(due.worker, due.draw):
                 self._gradients.take(due.worker, due.draw, model.x)  # so that later calls hold what they held
             return Arrival(job, NOTHING, due.time, due.seconds, math.nan)
-        with nullcontext() if self._threads is None else using_threads(self._threads):
+        if self._apart is None:
             found = self._gradients.take(due.worker, due.draw, model.x)
+        else:
+            found = self._apart.submit(self._gradients.take, due.worker, due.draw, model.x).result()
         loss: Any = found.loss
         done = answer(found.gradient, loss, model.x, self._message, self._held.get(due.worker))
         self._keep, self._norm = done.keep, found.norm
@@ -132,6 +138,9 @@ class LocalFleet(Fleet):
             self._up = size_of(self._message(torch.zeros_like(x), None)[0])
         return self._up
 
+    def dismiss(self, worker: int, text: str) -> None:
+        self.clock.dismiss(worker, text)
+
     def cancel(self, worker: int) -> None:
         self._gradients.ended(worker, self._jobs.get(worker, ()))
         super().cancel(worker)
@@ -147,8 +156,11 @@ class LocalFleet(Fleet):
         return {"clock": self.clock.save(), "gradients": self._gradients.save(), **super().save()}
 
     def load(self, saved: Mapping[str, Any]) -> None:
+        self._held.clear()
         super().load(saved)
+        in_flight = {(worker, draw): m.x for worker, jobs in self._jobs.items() for draw, m in jobs.items()}
         if isinstance(self.clock, VirtualClock):
             self.clock.load(saved["clock"])
-            in_flight = {(worker, draw): m.x for worker, jobs in self._jobs.items() for draw, m in jobs.items()}
-            self._gradients.load(saved["gradients"], in_flight)
+        elif isinstance(self.clock, RecordedClock):
+            self.clock.load(in_flight)
+        self._gradients.load(saved.get("gradients", []), in_flight)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import time as clock
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -13,13 +15,15 @@ from .core import Algorithm, Arrival, Orders, Problem
 from .devices import placed
 from .draws import Draws
 from .errors import BadInput, DualDelayError, RunFailed
-from .evaluation import Evaluation, Metric, Schedule
+from .evaluation import Evaluation, Metric, Row, Schedule
 from .fleet import Fleet
 from .memory import AggregateState
 from .state import State, Stepper, checksum
-from .trace import Recorder, Table
+from .trace import Recorder
 
-_IN_A_ROW = 10  # rejected values from one worker before the run gives up
+log = logging.getLogger("dualdelay")
+
+_IN_A_ROW = 10  # rejected values from one worker before the run gives up, or the worker
 _IN_VAIN = 100  # arrivals and wakes for each worker without an update, after which a run asks whether there will be one
 _OF_JOBS = ("arrival", "rejected", "failed", "wake")
 
@@ -37,9 +41,10 @@ class Loop:
         seed: int = 0,
         schedule: Schedule | None = None,
         metrics: Mapping[str, Metric] | None = None,
-        bad: str = "retry",
+        on_nonfinite: str = "retry",
         optimizer: Stepper | None = None,
         table: str = "full",
+        keep_best: str | None = None,
     ) -> None:
         self.algorithm, self.problem, self.fleet = algorithm, problem, fleet
         self.state: State = algorithm.init(x, problem.workers, Draws(seed, "server"))
@@ -47,20 +52,24 @@ class Loop:
         if isinstance(self.state, AggregateState):
             self.state.kept = table
         self.recorder = Recorder()
-        self.rows: list[dict[str, float]] = []
         self.now = 0.0  # the time of what happened last
-        self._schedule, self._bad = schedule, bad
-        self._evaluation = Evaluation(problem, metrics)
+        self._schedule, self._on_nonfinite = schedule or Schedule(), on_nonfinite
+        self._evaluates = schedule is not None
+        tolerant = fleet.real and on_nonfinite == "leave"
+        self.evaluation = Evaluation(problem, metrics, keep_best, forgiving=fleet.real, tolerant=tolerant)
+        self._spent = 0.0  # seconds that the server has evaluated for
+        self.left_out = 0  # evaluations that would have taken too much of the workers' time
         self._ticks = 0  # evaluations by simulated time so far
         self._streaks: dict[int, int] = {}  # rejected values in a row, by worker
         self._checksum: tuple[int, int | Tensor] = (-1, 0)  # of the newest version seen
         self._looked_at = -1  # the version evaluated last
         self._still = 0  # arrivals and wakes since the last update
+        self.whole = True  # whether nothing is half done, so that all of it can be saved
 
     @property
-    def table(self) -> Table:
+    def rows(self) -> list[Row]:
         """The evaluations so far."""
-        return Table.of(self.rows, self.rows[0] if self.rows else self._evaluation.names)
+        return self.evaluation.rows
 
     @property
     def moment(self) -> int:
@@ -76,33 +85,31 @@ class Loop:
     def begin(self) -> None:
         """Evaluate the start and give out the first jobs."""
         self.fleet.begin()
-        if self._schedule is not None:
+        if self._evaluates:
             self.look(0.0)
-        self._carry_out(self.algorithm.first(self.state))
+        self._carry_out(self._decided(lambda: self.algorithm.first(self.state), "first"))
 
     def look(self, time: float) -> None:
         """Evaluate the current model: now, or in a fleet whose workers do it, as soon as they have."""
+        version, samples, limit = self.state.version, self._schedule.samples, self._schedule.limit
         if not self.fleet.measures:
-            self.rows.append(self.evaluate(time))
-        elif self._looked_at != self.state.version:
-            self.fleet.measure(time, self.state.version, self.state.weights)
-        self._looked_at = self.state.version
-
-    def evaluate(self, time: float) -> dict[str, float]:
-        """A row of metrics about the current model."""
-        if self.rows and self.rows[-1]["version"] == self.state.version:
-            return {**self.rows[-1], "time": time}
-        return self._evaluation.row(time, self.state.version, self.state.x, self.problem.evaluate(self.state.x))
+            if limit is not None and self._spent > limit * time and self.rows:
+                self.left_out += 1
+                return
+            begin = clock.perf_counter()
+            self.evaluation.add(self.evaluation.of(time, version, self.state.x, samples))
+            self._spent += clock.perf_counter() - begin
+        elif self._looked_at != version and not self.fleet.measure(time, version, self.state.weights, samples, limit):
+            self.left_out += 1
+        self._looked_at = version
 
     def measured(self) -> None:
         """Take what the workers have found out about a model."""
-        time, version, x, parts = self.fleet.measured()
-        self.rows.append(self._evaluation.row(time, version, x, self.problem.combine(x, parts)))
-        self.rows.sort(key=lambda row: row["time"])  # a crash may have kept an older one back
+        self.evaluation.add(self.evaluation.combined(self.fleet.measured()))
 
     def evaluate_before(self, time: float) -> bool:
         """Evaluate at the scheduled moments that lie before ``time``: nothing more can arrive by then. Was there any?"""
-        seconds, before = self._schedule.seconds if self._schedule else None, self._ticks
+        seconds, before = self._schedule.seconds, self._ticks
         while seconds is not None and (self._ticks + 1) * seconds < time:
             self._ticks += 1
             self.look(self._ticks * seconds)
@@ -113,6 +120,7 @@ class Loop:
         due, s = self.fleet.peek(), self.state
         assert due is not None, "nothing is due"
         a = self._compute(due) if due.kind in _OF_JOBS else None
+        self.whole = False
         self.fleet.pop()
         before, arrival, self.now = s.version, None, due.time
         if a is None:
@@ -123,7 +131,7 @@ class Loop:
         elif due.kind == "failed":
             orders = self._again(a, due)
         elif a.value.shape != s.weights.shape or a.value.dtype != s.weights.dtype or not self.fleet.finite(a):
-            orders = self._reject(a)
+            orders = self._reject(a, due)
         else:
             orders, arrival = self._step(a), a
             self.fleet.accept(a)
@@ -133,8 +141,8 @@ class Loop:
             self._carry_out(orders)
         if arrival is not None:  # written down while the workers are busy again
             self.recorder.arrival(arrival, s.version, self._fingerprint())
-        every = self._schedule.updates if self._schedule else None
-        if every is not None and s.version != before and s.version % every == 0:
+        self.whole = True
+        if passed(self._schedule.updates, before, s.version):
             self.look(due.time)
         return arrival
 
@@ -143,12 +151,19 @@ class Loop:
         self.fleet.carry_out(orders, s.version, s.weights if self.fleet.copies else s.x)
 
     def _step(self, a: Arrival) -> Orders:
+        return self._decided(lambda: self.algorithm.step(self.state, a), "step")
+
+    def _decided(self, decide: Callable[[], Orders], name: str) -> Orders:
+        """What the algorithm decides; refuses one that moves the model without a new version, since that names it."""
         s, before, weights, mark = self.state, self.state.version, self.state.weights, self.state.weights._version
-        orders = self.algorithm.step(s, a)
+        orders = decide()
+        method = f"{type(self.algorithm).__name__}.{name}"
         if s.version == before and weights._version != mark:
-            raise BadInput(f"{type(self.algorithm).__name__}.step wrote into state.x; move it with state.descend(...).")
+            raise BadInput(f"{method} wrote into state.x; move it with state.descend(...).")
+        if s.version == before and s.weights is not weights:
+            raise BadInput(f"{method} replaced state.weights without a new version; move it with state.descend(...).")
         if not isinstance(orders, list):
-            raise BadInput(f"{type(self.algorithm).__name__}.step returned {orders!r}; expected a list of orders.")
+            raise BadInput(f"{method} returned {orders!r}; expected a list of orders.")
         return orders
 
     def _compute(self, due: Due) -> Arrival:
@@ -174,9 +189,11 @@ class Loop:
                 )
             held = self.fleet.depart(due.worker)
             kept = () if held is None else (held,)
-            orders = self.algorithm.leave(s, due.worker, *kept)
+            orders = self._decided(lambda: self.algorithm.leave(s, due.worker, *kept), "leave")
         elif due.kind == "joined":
-            orders = self.algorithm.join(s, due.worker)
+            orders = self._decided(lambda: self.algorithm.join(s, due.worker), "join")
+        elif due.kind == "weighed":
+            self.problem.weigh(float(due.text))
         elif due.kind == "lost":
             self.fleet.forget(due.worker)
         elif due.kind == "restored":
@@ -196,20 +213,27 @@ class Loop:
         self.fleet.retry(a)
         return []
 
-    def _reject(self, a: Arrival) -> Orders:
-        """Count a value that is no gradient; its worker does the job again and is late, nothing else."""
+    def _reject(self, a: Arrival, due: Due) -> Orders:
+        """Count a value that is no gradient; its worker does the job again and is late, or has to leave."""
         assert a.job is not None
-        self.recorder.event("rejected", a.time, self.state.version, *a.job)
+        shape, expected = tuple(a.value.shape), tuple(self.state.weights.shape)
+        what = "values that are not finite" if shape == expected else f"shape {shape}, expected {expected}"
+        what = due.text if due.kind == "rejected" else what  # in a replay as it was recorded
+        self.recorder.event("rejected", a.time, self.state.version, *a.job, text=what)
         self.fleet.retry(a)
         streak = self._streaks[a.worker] = self._streaks.get(a.worker, 0) + 1
-        if self._bad == "stop" or (self._bad == "retry" and streak >= _IN_A_ROW):
-            shape, expected = tuple(a.value.shape), tuple(self.state.weights.shape)
-            what = "values that are not finite" if shape == expected else f"shape {shape}, expected {expected}"
+        said = f"a gradient with {what} (job number {a.job.draw} at version {a.job.version}"
+        said += f", the {streak}th in a row)" if streak > 1 else ")"
+        if self.fleet.real:
+            log.warning("worker %d sent %s; it was rejected, and the job is done again", a.worker, said)
+        if self._on_nonfinite == "stop" or (self._on_nonfinite == "retry" and streak >= _IN_A_ROW):
             raise RunFailed(
-                f"worker {a.worker} sent a gradient with {what} (job number {a.job.draw} at version {a.job.version}"
-                f"{f', the {streak}th in a row' if streak > 1 else ''}). Nothing of it was used. Lower lr, or look at that "
-                "worker's data."
+                f"worker {a.worker} sent {said}. Nothing of it was used. Lower lr, look at that worker's data, or let such "
+                "a worker leave: on_nonfinite='leave'."
             )
+        if self._on_nonfinite == "leave" and streak >= _IN_A_ROW:
+            del self._streaks[a.worker]
+            self.fleet.dismiss(a.worker, f"it sent {said}")
         return []
 
     def _fingerprint(self) -> int | Tensor:
@@ -230,13 +254,23 @@ class Loop:
             "optimizer": None if optimizer is None else optimizer.save(),
             "fleet": self.fleet.save(),
             "events": self.recorder.events,
-            "metrics": self.rows,
+            "evaluation": self.evaluation.save(),
             "ticks": self._ticks,
             "streaks": list(self._streaks.items()),
         }
 
     def load(self, saved: Mapping[str, Any], rows: Mapping[str, Any]) -> None:
         """Go on from what was saved, with the trace's rows up to there."""
+        self.restore(saved)
+        self.recorder.extend(rows)
+        self.recorder.events = saved["events"]
+        self.evaluation.load(saved["evaluation"])
+        self._ticks, self.now = saved["ticks"], saved["now"]
+        self._streaks = dict(saved["streaks"])
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """The server, its optimiser and its workers are what they were when that was saved."""
+        self._checksum = (-1, 0)
         device, host = self.state.weights.device, saved["state"].get("kept") == "host"
         for name, value in saved["state"].items():
             setattr(self.state, name, value if name == "table" and host else placed(value, device))
@@ -244,7 +278,8 @@ class Loop:
         if self.state.optimizer is not None:
             self.state.optimizer.load(saved["optimizer"])
         self.fleet.load(saved["fleet"])
-        self.recorder.extend(rows)
-        self.recorder.events = saved["events"]
-        self.rows, self._ticks, self.now = saved["metrics"], saved["ticks"], saved["now"]
-        self._streaks = dict(saved["streaks"])
+
+
+def passed(every: int | None, before: int, after: int) -> bool:
+    """Whether a multiple of ``every`` lies between two versions: several updates may be made in one step."""
+    return every is not None and before // every != after // every

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import Counter
@@ -11,15 +12,21 @@ from .core import Arrival
 from .loop import Loop
 from .memory import AggregateState
 
+log = logging.getLogger("dualdelay")
+
 Logger = Callable[[int, Mapping[str, float]], None]
-"""Called with the server's version and named numbers, about once a second and at the end."""
+"""Called with a version and named numbers: the run's vital signs, about once a second and at the end, with the server's
+version; and each evaluation, once, with the version that was evaluated."""
 
 
 class Monitor:
-    """Counts what arrives and tells the loggers."""
+    """Counts what arrives and tells the loggers; one that raises is reported and told nothing more."""
 
-    def __init__(self, loggers: Sequence[Logger], version: int = 0, every: float = 1.0) -> None:
-        self._loggers, self._every = loggers, every
+    def __init__(self, loggers: Sequence[Logger], loop: Loop, every: float = 1.0) -> None:
+        version = loop.state.version
+        self._loggers, self._every = list(loggers), every
+        self.failures: dict[str, str] = {}  # by the name of a logger: how it failed
+        self._evaluated = {row["time"] for row in loop.rows} if version else set()  # what was told before
         self._told = time.perf_counter()
         self._version = version  # when they were told last
         self._arrived: Counter[int] = Counter()  # by worker, since then
@@ -49,8 +56,27 @@ class Monitor:
         if version > self._before:
             self._tau_max = max([self._tau_max, *(version - taken for _, taken in self._new)])
             self._new, self._before = [], version
+        if len(loop.rows) != len(self._evaluated):
+            self._tell_evaluations(loop)
         if time.perf_counter() - self._told >= self._every:
             self.tell(loop)
+
+    def _tell_evaluations(self, loop: Loop) -> None:
+        """Tell of evaluations that are new, each with the version that was evaluated."""
+        for row in loop.rows:
+            if row["time"] not in self._evaluated:
+                self._evaluated.add(row["time"])
+                self._to_all(int(row["version"]), {name: v for name, v in row.items() if name not in ("time", "version")})
+
+    def _to_all(self, version: int, values: Mapping[str, float]) -> None:
+        for logger in list(self._loggers):
+            try:
+                logger(version, values)
+            except Exception as error:  # whatever a user's function raises: training goes on
+                name = getattr(logger, "__qualname__", type(logger).__qualname__)
+                self.failures[name] = f"{type(error).__name__}: {error}; it was switched off at version {version}"
+                self._loggers.remove(logger)
+                log.warning("logger %s raised and was switched off: %s", name, error, exc_info=error)
 
     def tell(self, loop: Loop) -> None:
         """Tell the loggers how the run stands."""
@@ -69,8 +95,6 @@ class Monitor:
             "loss": sum(self._loss.values()) / len(self._loss) if self._loss else math.nan,
             "tau_max": float(self._tau_max),
         }
-        for row in loop.rows[-1:]:
-            values |= {name: row[name] for name in row if name not in ("time", "version")}
         faults = Counter((event["kind"], event["worker"]) for event in loop.recorder.events)
         for kind in ("crashed", "failed", "rejected", "left", "frozen", "joined", "late"):
             values[f"faults/{kind}"] = float(sum(count for (name, _), count in faults.items() if name == kind))
@@ -78,7 +102,9 @@ class Monitor:
             values[f"worker/{worker}/rate"] = arrived[worker] / seconds
             values[f"worker/{worker}/delay"] = float(self._delay.get(worker, 0))
             values[f"worker/{worker}/crashes"] = float(faults["crashed", worker])
+        if loop.fleet.evaluated is not None:
+            values["last_evaluation"] = loop.fleet.evaluated
         self._told, self._version = now, version
         self._arrived.clear()
-        for logger in self._loggers:
-            logger(version, values)
+        self._tell_evaluations(loop)
+        self._to_all(version, values)

@@ -1,12 +1,22 @@
-"""Names of runs, and what a seed names."""
+"""Names of runs, and what a seed names.
+
+A run's seed names every random choice in it: split, minibatches, noise, speeds, initial weights and the server's own draws.
+A problem or a speed model that was given a seed of its own keeps it.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
+from .core import Problem
+from .errors import BadInput, require_kind
 from .speeds import SpeedModel
+
+ProblemOf = Problem | Callable[[int], Problem]
+SpeedsOf = SpeedModel | Callable[[int], SpeedModel]
 
 
 def slug(text: str) -> str:
@@ -19,14 +29,63 @@ def stem(label: str, seed: int, *places: str) -> str:
     return "-".join([slug(label), *places, f"seed{seed}"])
 
 
-def reseeded(speeds: SpeedModel, seed: int) -> SpeedModel:
-    """The speed model with another seed, and so the speed models in it, as far as they have one."""
+def seeded_problem(problem: ProblemOf, seed: int) -> Problem:
+    """The problem of a run with this seed: what a function gives for it, or the same problem with other draws."""
+    if not isinstance(problem, Problem) and callable(problem):
+        problem = problem(seed)
+    require_kind("problem", problem, Problem, "dd.Digits(workers=10)")
+    assert isinstance(problem, Problem)
+    if problem.own_seed or problem.seed == seed:
+        return problem
+    try:
+        return problem.reseeded(seed)
+    except BadInput:  # it is the same for every seed
+        return problem
+
+
+def seeded_speeds(speeds: SpeedsOf, seed: int) -> SpeedModel:
+    """The speeds of a run with this seed, and so the speed models in them."""
+    if not isinstance(speeds, SpeedModel) and callable(speeds):
+        speeds = speeds(seed)
+    require_kind("speeds", speeds, SpeedModel, "dd.FixedSpeeds([1.0, 2.0])")
+    assert isinstance(speeds, SpeedModel)
     if not is_dataclass(speeds):
         return speeds
     values = {field.name: getattr(speeds, field.name) for field in fields(speeds) if field.init}
     changed: dict[str, Any] = {
-        name: reseeded(value, seed) for name, value in values.items() if isinstance(value, SpeedModel)
+        name: seeded_speeds(value, seed) for name, value in values.items() if isinstance(value, SpeedModel)
     }
-    if "seed" in values:
+    if "seed" in values and values["seed"] is None and seed != 0:  # none is zero already
         changed["seed"] = seed
-    return replace(speeds, **changed) if changed else speeds
+    return replace(speeds, **changed) if any(changed[name] is not values[name] for name in changed) else speeds
+
+
+def unvaried(problem: ProblemOf, speeds: SpeedsOf, seeds: Sequence[int]) -> list[str]:
+    """What a person may think varies with the seed and does not, in words; a function says itself what varies."""
+    if len(seeds) < 2:
+        return []
+    said = []
+    if isinstance(problem, Problem):
+        why = f"it was given seed={problem.seed} of its own" if problem.own_seed else problem.unseeded
+        said += [f"the problem ({why})"] if why else []
+    if isinstance(speeds, SpeedModel) and (why := _unvaried_speeds(speeds)):
+        said.append(f"the speeds ({why})")
+    return said
+
+
+def _unvaried_speeds(speeds: SpeedModel) -> str:
+    seeds = list(_seeds(speeds))
+    if not seeds:
+        return f"{type(speeds).__name__} draws nothing"
+    own = [seed for seed in seeds if seed is not None]
+    return f"{type(speeds).__name__} was given seed={own[0]} of its own" if len(own) == len(seeds) else ""
+
+
+def _seeds(speeds: SpeedModel) -> list[int | None]:
+    if not is_dataclass(speeds):
+        return []
+    values = {field.name: getattr(speeds, field.name) for field in fields(speeds) if field.init}
+    found: list[int | None] = [values["seed"]] if "seed" in values else []
+    for value in values.values():
+        found += _seeds(value) if isinstance(value, SpeedModel) else []
+    return found

@@ -17,7 +17,7 @@ from .core import Algorithm, Problem
 from .errors import BadInput, nearest
 from .grid import Point
 from .links import Link
-from .naming import stem
+from .naming import seeded_problem, seeded_speeds, stem, unvaried
 from .ray_fleet import RayFleet
 from .result import EarlyStop
 from .speeds import SpeedModel
@@ -97,7 +97,10 @@ class Common:
     evaluate_every: MaybeInt = None
     """Evaluate the model after every so many updates."""
     evaluate_seconds: MaybeFloat = None
-    """Evaluate the model at every so many seconds, simulated or real; by default fifty times in all."""
+    """Evaluate the model at every so many seconds, simulated or real; by default so often that it takes a tenth of the
+    work, fifty times at most."""
+    evaluate_samples: MaybeInt = None
+    """Evaluate on so many samples of each worker, always the same; the end is evaluated on all."""
     latency: float = 0.0
     """Simulated seconds that a message takes, whatever its size; the paper has none."""
     bandwidth: MaybeFloat = None
@@ -108,8 +111,11 @@ class Common:
     """Stop early when the metric is this good."""
     patience: MaybeInt = None
     """Stop early after so many evaluations without a new best metric."""
-    bad: Literal["retry", "stop"] = "retry"
-    """What happens when a gradient is not finite: the worker tries again, or the run stops."""
+    on_nonfinite: Literal["retry", "leave", "stop"] = "retry"
+    """When a gradient is not finite the worker tries again; ten in a row end the run, or make the worker leave; or the run
+    stops at once."""
+    keep_best: MaybeText = None
+    """Keep the best model by this metric, such as objective or 'max accuracy', in best.safetensors."""
     threads: int = 1
     """Threads that torch uses in a simulation; small models are faster with one, and another number gives other bits."""
     device: MaybeText = None
@@ -121,7 +127,7 @@ class Common:
     table: Literal["full", "half", "host"] = "full"
     """How a method that remembers gradients keeps them: as they are, in half the memory (bfloat16), or on the host."""
     start: MaybePath = None
-    """Initial weights, a model.safetensors of an earlier run."""
+    """Initial weights: an earlier run's folder, model.safetensors or checkpoint."""
     tensorboard: BoardPath = None
     json: bool = False
     """Print one line of JSON at the end, and everything else to standard error."""
@@ -137,7 +143,9 @@ class Common:
             "keep",
             "evaluate_every",
             "evaluate_seconds",
-            "bad",
+            "evaluate_samples",
+            "on_nonfinite",
+            "keep_best",
             "start",
         )
         early = self.target is not None or self.patience is not None
@@ -156,14 +164,21 @@ class Common:
         return {"link": link, "changes": changes, **{name: getattr(self, name) for name in names}}
 
     def built(self, seed: int, text: str = "") -> Problem:
-        """What is trained; a seed that the text leaves out is filled in."""
-        problem: Problem = parse("problem", text or self.problem)
-        return problem if "seed=" in (text or self.problem) else problem.reseeded(seed)
+        """What is trained in a run with this seed."""
+        return seeded_problem(parse("problem", text or self.problem), seed)
 
     def paced(self, workers: int, seed: int, text: str = "") -> SpeedModel:
-        """How fast so many workers are; a seed or number of workers that the text leaves out is filled in."""
-        speeds: SpeedModel = parse("speeds", _filled(text or self.speeds, n=workers, seed=seed), n=workers, seed=seed)
-        return speeds
+        """How fast so many workers are in a run with this seed, where the text leaves their number out."""
+        return seeded_speeds(parse("speeds", _filled(text or self.speeds, n=workers), n=workers), seed)
+
+    def unvaried(self, seeds: Sequence[int]) -> list[str]:
+        """What stays the same although the seeds vary."""
+        said: list[str] = []
+        for problem, speeds in itertools.product(alternatives(self.problem), alternatives(self.speeds)):
+            mine: Problem = parse("problem", problem)
+            pace: SpeedModel = parse("speeds", _filled(speeds, n=mine.workers), n=mine.workers)
+            said += [one for one in unvaried(mine, pace, seeds) if one not in said]
+        return said
 
     def points(self, methods: Sequence[Algorithm[Any]], seeds: Sequence[int], folder: Path) -> list[Point]:
         """Every run of a comparison: all methods on all problems at all speeds that the texts name, for every seed."""

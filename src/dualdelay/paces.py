@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from statistics import NormalDist
@@ -12,6 +13,7 @@ from .errors import BadInput, require_positive
 from .speeds import PacedSpeeds
 
 _STANDARD = NormalDist()
+_one_after_the_other = threading.Lock()  # what is drawn in order is drawn by one thread at a time
 _WIDEST = 10.0  # a standard deviation of the logarithm beyond which factors would leave the range of numbers
 
 
@@ -33,10 +35,12 @@ class Alternating:
     def at(self, worker: int, time: float) -> tuple[int, float]:
         """The state at that time, and until when it lasts."""
         turns, begins = self._turns.setdefault(worker, []), self.begins(worker)
-        while not turns or turns[-1] <= time:  # always one after the other, so that who asks what first changes nothing
-            mean = self._means[(begins + len(turns)) % 2]
-            length = -mean * math.log(self._draws.uniform(*self._place, worker, len(turns) + 1))
-            turns.append((turns[-1] if turns else 0.0) + length)
+        if not turns or turns[-1] <= time:
+            with _one_after_the_other:
+                while not turns or turns[-1] <= time:  # each after the one before, so that who asks first changes nothing
+                    mean = self._means[(begins + len(turns)) % 2]
+                    length = -mean * math.log(self._draws.uniform(*self._place, worker, len(turns) + 1))
+                    turns.append((turns[-1] if turns else 0.0) + length)
         k = bisect_right(turns, time)
         return (begins + k) % 2, turns[k]
 
@@ -55,8 +59,8 @@ class DriftingSpeeds(PacedSpeeds):
     """Seconds between two changes."""
     keep: float = 0.9
     """Correlation of the logarithm from one stretch to the next; 0: all stretches are independent, 1: no change."""
-    seed: int = 0
-    """Names the draws."""
+    seed: int | None = None
+    """Names the draws; None: the run's own seed does."""
     _levels: dict[int, list[float]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _draws: Draws = field(init=False, repr=False, compare=False)
 
@@ -66,14 +70,18 @@ class DriftingSpeeds(PacedSpeeds):
         for name, value, most in (("spread", self.spread, _WIDEST), ("keep", self.keep, 1.0)):
             if not isinstance(value, (int, float)) or not 0 <= value <= most:
                 raise BadInput(f"{name} is {value!r}; expected a number from 0 to {most:g}.")
-        object.__setattr__(self, "_draws", Draws(self.seed, "drift"))
+        object.__setattr__(self, "_draws", Draws(self.seed or 0, "drift"))
 
     def level(self, worker: int, k: int) -> float:
         """The logarithm of a worker's factor in stretch number ``k``, in units of its standard deviation."""
         levels = self._levels.setdefault(worker, [])
-        for stretch in range(len(levels), k + 1):  # each from the one before, so that who asks what first changes nothing
-            normal = _STANDARD.inv_cdf(self._draws.uniform(worker, stretch))
-            levels.append(self.keep * levels[-1] + math.sqrt(1.0 - self.keep**2) * normal if stretch else normal)
+        if len(levels) <= k:
+            with _one_after_the_other:
+                for stretch in range(
+                    len(levels), k + 1
+                ):  # each from the one before, so that who asks first changes nothing
+                    normal = _STANDARD.inv_cdf(self._draws.uniform(worker, stretch))
+                    levels.append(self.keep * levels[-1] + math.sqrt(1.0 - self.keep**2) * normal if stretch else normal)
         return levels[k]
 
     def stretch(self, worker: int, time: float) -> tuple[float, float]:
@@ -96,15 +104,15 @@ class BurstySpeeds(PacedSpeeds):
     """Mean seconds of a burst."""
     factor: float = 10.0
     """How many times slower a worker is in a burst."""
-    seed: int = 0
-    """Names the draws."""
+    seed: int | None = None
+    """Names the draws; None: the run's own seed does."""
     _turns: Alternating = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("usual", "burst", "factor"):
             require_positive(name, getattr(self, name))
-        object.__setattr__(self, "_turns", Alternating(Draws(self.seed, "bursts"), self.usual, self.burst))
+        object.__setattr__(self, "_turns", Alternating(Draws(self.seed or 0, "bursts"), self.usual, self.burst))
 
     def stretch(self, worker: int, time: float) -> tuple[float, float]:
         state, until = self._turns.at(worker, time)

@@ -12,13 +12,13 @@ from torch import Tensor
 from .clocks import Change
 from .config import describe
 from .core import Algorithm, Problem
-from .drive import totals
 from .errors import BadInput, require_kind
 from .evaluation import Metric
 from .links import Link
+from .naming import seeded_problem, seeded_speeds
 from .optimizer import Maker, Optimizer, make_optimizer
 from .result import EarlyStop
-from .setup import Start, configuration, placing, starting_point, suited
+from .setup import Start, configuration, ends, placing, starting_point, suited
 from .speeds import SpeedModel
 from .state import State
 
@@ -41,8 +41,10 @@ class Plan:
     metrics: Mapping[str, Metric] | None = None
     evaluate_every: int | None = None
     evaluate_seconds: float | None = None
+    evaluate_samples: int | None = None
     stop: EarlyStop | None = None
-    bad: str = "retry"
+    keep_best: str | None = None
+    on_nonfinite: str = "retry"
     threads: int | None = 1
     optimizer: Maker = None
     schedule: Maker = None
@@ -55,26 +57,25 @@ class Plan:
     stepper: Optimizer | None = field(init=False)
 
     def __post_init__(self) -> None:
-        require_kind("speeds", self.speeds, SpeedModel, "dd.FixedSpeeds([1.0, 2.0])")
-        require_kind("problem", self.problem, Problem, "dd.Digits(workers=10)")
         require_kind("algorithm", self.algorithm, Algorithm, "dd.DuDe(lr=0.05)")
-        self.problem, place = placing(suited(self.problem, self.algorithm), self.device, self.precision, self.batch)
-        self.stepper = make_optimizer(self.optimizer, self.schedule, self.updates)
+        self.speeds, problem = seeded_speeds(self.speeds, self.seed), seeded_problem(self.problem, self.seed)
+        self.problem, place = placing(suited(problem, self.algorithm), self.device, self.precision, self.batch)
+        self.stepper = make_optimizer(self.optimizer, self.schedule, self.updates, self.algorithm, self.problem)
         threads = torch.get_num_threads() if self.threads is None else self.threads
         pace = {
             "speeds": describe(self.speeds),
             "link": describe(self.link or Link()),
             "changes": [list(change) for change in self.changes],
         }
-        ends = totals(self.updates, self.time, self.evaluate_every, self.evaluate_seconds, self.checkpoint_every)
-        self.config = configuration(
-            *(self.algorithm, self.problem, self.seed, self.metrics, self.stop, self.bad, self.keep),
-            *(threads, threads, self.stepper, self.table),
-            {**place, **pace, **ends},
-        )
         n = self.problem.workers
         if self.speeds.n != n:
             raise BadInput(f"speeds are given for {self.speeds.n} workers, but the problem has {n}; give as many.")
+        when = (self.evaluate_every, self.evaluate_seconds, self.evaluate_samples, self.checkpoint_every)
+        self.config = configuration(
+            *(self.algorithm, self.problem, self.seed, self.metrics, self.stop, self.on_nonfinite, self.keep_best),
+            *(self.keep, threads, threads, self.stepper, self.table),
+            {**place, **pace, **ends(self.problem, self.speeds, self.updates, self.time, *when)},
+        )
         self.x = starting_point(self.problem, self.start, self.seed)
 
     def require_rules(self, state: State) -> None:

@@ -21,7 +21,16 @@ from rich.text import Text
 from .core import Arrival
 from .state import State
 
-_HIDDEN = ("time", "updates_per_second", "tau_max", "pooled_loss", "gradient_norm")  # elsewhere in the view, or too much
+_HIDDEN = (
+    "time",
+    "updates_per_second",
+    "tau_max",
+    "pooled_loss",
+    "gradient_norm",
+    "answered",
+    "share",
+    "last_evaluation",
+)  # elsewhere in the view, or too much
 _MOST_WORKERS = 20  # lines of the view
 _RECENT = 10  # seconds over which rates are averaged, for a slow worker reports less than once in one
 
@@ -170,6 +179,7 @@ class View:
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._began = self._shown = time.perf_counter()
         self._recent: deque[Mapping[str, float]] = deque(maxlen=_RECENT)
+        self._evaluation: dict[str, float] = {}
 
     def __enter__(self) -> View:
         logging.getLogger("dualdelay").addHandler(self._said)
@@ -181,8 +191,12 @@ class View:
             self._live.stop()
 
     def __call__(self, version: int, values: Mapping[str, float]) -> None:
-        """Show where the run stands."""
+        """Show where the run stands; what an evaluation has found is shown until the next."""
+        if "updates_per_second" not in values:
+            self._evaluation = dict(values)
+            return
         self._recent.append(values)
+        values = {**self._evaluation, **values}
         share, left = self._course.at(version, values["time"])
         now = time.perf_counter()
         if now - self._began < self._after:
@@ -195,6 +209,7 @@ class View:
             self._shown = now
             signs = {**self._signs(values), "faults": _faults(values) or "none"}
             said = "  ".join(f"{name} {text}" for name, text in signs.items())
+            left = _last_evaluation(values) or left
             text = f"{self._label}: {100 * share:3.0f}%  {version:,} updates  {said}  {left}"
             self._console.print(text.rstrip(), highlight=False, markup=False, soft_wrap=True)
 
@@ -211,6 +226,7 @@ class View:
         course = self._course
         said = [f"{100 * share:.0f}%", f"{version:,}{f' of {course.updates:,}' if course.updates else ''} updates"]
         said += [f"{values['time']:,.0f} of {course.until:,g} s"] if course.until else []
+        left = _last_evaluation(values) or left
         bar = Grid.grid(expand=True, padding=(0, 2, 0, 0))
         bar.add_column(ratio=1)
         bar.add_column(no_wrap=True)
@@ -237,6 +253,11 @@ class View:
             cells = (f"{rates[worker]:,.1f}", Text(bar, style="green"), _number(values[f"worker/{worker}/delay"]))
             grid.add_row(str(worker), *cells, trouble)
         return Group(grid, Text(f"and {count - shown:,} more", style="dim")) if count > shown else grid
+
+
+def _last_evaluation(values: Mapping[str, float]) -> str:
+    """How far the last evaluation has come, once it is under way."""
+    return f"last evaluation, on all data: {values['last_evaluation']:.0%}" if "last_evaluation" in values else ""
 
 
 def _number(value: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -31,12 +31,14 @@ class RayFleet:
     """Ray's custom resources that each worker claims, one mapping for each, to place it where its data are."""
     absent: Sequence[int] = ()
     """Workers that are not there at the start; ``join`` brings them in."""
+    room: int = 0
+    """How many more workers than the problem has may ``join``, which nobody counted at the start."""
     restarts: int = 3
     """Crashes of a worker in a row, without a job done between them, after which it is gone for good."""
     retries: int = 3
     """Exceptions of a worker's gradient in a row after which it is gone for good."""
     deadline: float = 600.0
-    """Seconds for one job, after which a worker counts as hanging and is gone for good."""
+    """Seconds for one job or a piece of an evaluation, after which a worker counts as hanging and is gone for good."""
     gone: Literal["leave", "freeze"] = "leave"
     """A worker gone for good leaves (its gradient is taken out, n shrinks), or its last gradient stays and counts."""
     minimum: int = 1
@@ -58,7 +60,7 @@ class RayFleet:
     def __post_init__(self) -> None:
         require_whole("threads", self.threads, 1)
         require_whole("server_threads", self.server_threads, 1)
-        for name in ("restarts", "retries"):
+        for name in ("restarts", "retries", "room"):
             require_whole(name, getattr(self, name), 0)
         require_whole("minimum", self.minimum, 1)
         for name in ("deadline", "patience", "resend"):
@@ -72,24 +74,52 @@ class RayFleet:
         self.places: dict[int, tuple[str, int]] = {}  # the address and process of each worker
         self.counts: Counter[str] = Counter()  # messages that were dropped as repeated or late, requests sent again
         self._wishes: deque[tuple[str, int]] = deque()
+        self._next = self._workers = 0  # the next who may join uncounted, and all there is room for
 
     def begin(self, workers: int) -> None:
-        """A run with so many workers begins."""
-        if self.resources and len(self.resources) != workers:
+        """A run with so many workers begins, those for whom there is room among them."""
+        counted = workers - self.room
+        if self.resources and len(self.resources) not in (counted, workers):
             raise BadInput(f"resources are given for {len(self.resources)} workers; expected {workers}, one mapping each.")
-        wrong = [worker for worker in self.absent if not 0 <= worker < workers]
+        wrong = [worker for worker in self.absent if not 0 <= worker < counted]
         if wrong:
-            raise BadInput(f"absent has {wrong}; expected workers in 0..{workers - 1}.")
-        there = workers - len(set(self.absent))
+            raise BadInput(f"absent has {wrong}; expected workers in 0..{counted - 1}.")
+        there = counted - len(set(self.absent))
         if self.minimum > there:
             raise BadInput(f"minimum is {self.minimum}, but {there} workers are there at the start; lower it.")
+        self._next, self._workers = counted, workers
         self.places.clear()
         self.counts.clear()
         self._wishes.clear()
 
-    def join(self, worker: int) -> None:
-        """Bring a worker into the running job: one that was absent, left, or is frozen. May be called from any thread."""
+    def absent_at_first(self, workers: int) -> list[int]:
+        """Who of so many workers is not there at the start: those who were said to be absent, and those who may join."""
+        return sorted({*self.absent, *range(workers - self.room, workers)})
+
+    def seated(self, joined: Collection[int]) -> None:
+        """These of those who were not counted at the start have joined before."""
+        self._next = max([self._next, *(worker + 1 for worker in joined)])
+
+    def claims(self, worker: int) -> dict[str, float]:
+        """What a worker asks of the machine that it runs on."""
+        own = dict(self.resources[worker]) if worker < len(self.resources) else {}
+        claims: dict[str, float] = {"CPU": self.cpus, "GPU": self.gpus, **own}
+        return {name: value for name, value in claims.items() if value}
+
+    def join(self, worker: int | None = None) -> int:
+        """Bring a worker into the running job and return its number. May be called from any thread.
+
+        One that was absent, left, or is frozen is named; None is the next that nobody counted at the start, for whom there
+        must be ``room``.
+        """
+        if worker is None:
+            if self._next >= self._workers:
+                raise BadInput(
+                    f"there is no room for another worker: room is {self.room}; give the fleet more at the start."
+                )
+            worker, self._next = self._next, self._next + 1
         self._wishes.append(("join", worker))
+        return worker
 
     def leave(self, worker: int) -> None:
         """Take a worker out of the running job. May be called from any thread."""

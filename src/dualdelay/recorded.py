@@ -1,32 +1,41 @@
-"""What can be done with a run's folder: go on with the run, or recompute it."""
+"""What can be done with a run's folder: look at it, go on with the run, or recompute it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from .clocks import RecordedClock
 from .config import rebuild
 from .core import Algorithm, Problem
-from .devices import using_precision
-from .drive import Watch, drive, ended_run, totals
-from .errors import BadInput, ReplayMismatch
-from .evaluation import Metric
-from .files import load_table, load_weights
-from .fleet import using_threads
+from .devices import using_precision, using_threads
+from .drive import Watch, drive, ended_run, require_totals
+from .environment import changes, differences, environment
+from .errors import BadInput, ReplayMismatch, require_positive
+from .evaluation import Best, Metric, WorkerRows
+from .files import load_weights
 from .folder import Folder, config_digest, digest_of
+from .links import Link
 from .local_fleet import LocalFleet
 from .loop import Loop
+from .memory import AggregateState
 from .monitor import Logger
+from .naming import seeded_speeds
 from .optimizer import Maker, optimizer_of
 from .ray_fleet import RayFleet
-from .result import EarlyStop, Run
-from .setup import gradients_of, make_loop, manned, recorded_problem
+from .result import EarlyStop, Run, troubles
+from .setup import borrowed, gradients_of, make_loop, manned, recorded_problem
+from .showing import showing
 from .speeds import SpeedModel
-from .trace import Table
+from .state import State
+from .trace import Column, Recorder, Table, Trace
 
 _CLOSE, _EARLY = 1e-3, 100  # how well the losses of the first arrivals agree when a run is computed in other company
 
@@ -39,6 +48,7 @@ def resume(
     *,
     algorithm: Algorithm[Any] | None = None,
     speeds: SpeedModel | None = None,
+    link: Link | None = None,
     fleet: RayFleet | None = None,
     metrics: Mapping[str, Metric] | None = None,
     optimizer: Maker = None,
@@ -46,115 +56,349 @@ def resume(
     watch: Sequence[Watch] = (),
     log: Sequence[Logger] = (),
     cores: int | None = None,
+    progress: bool = True,
 ) -> Run:
     """Go on from a folder's last good checkpoint, to the totals it was started with or to new ones.
 
-    A problem, algorithm, speed model, metric, optimizer or schedule of your own cannot be built from the folder: pass it
-    again. A problem is checked by its fingerprint. A simulation ends with the same bits as one that was never stopped; real
+    A problem, algorithm, speed model, link, metric, optimizer or schedule of your own cannot be built from the folder: pass
+    it again. A problem is checked by its fingerprint. A simulation ends with the same bits as one that was never stopped,
+    on the same kind of processor with the same libraries; on another the run goes on, and its notes and trace say so. Real
     workers go on in new processes, and what had arrived since the checkpoint is computed again. Those may be given another
     ``fleet``, with the same number of threads.
     """
     place = Folder(Path(folder))
     config = place.config()
-    method = rebuild("algorithm", config["algorithm"], algorithm)
-    built = recorded_problem(config, problem, method, BadInput)
-    if set(config["metrics"]) != set(metrics or ()):
-        raise BadInput(
-            f"the run was started with metrics {config['metrics']}; pass the same functions again (metrics=...)."
-        )
-    if fleet is not None and ("fleet" not in config or fleet.threads != config["threads"]):
-        kind = f"real workers with threads={config['threads']}" if "fleet" in config else "simulated workers"
-        raise BadInput(f"the run was started with {kind}; pass a fleet of the same kind, or none.")
-    if updates is not None or time is not None:
-        old = (config[key] for key in ("evaluate_every", "evaluate_seconds", "checkpoint_every"))
-        config |= totals(updates, time, *old)
-    x = place.start(config["start"]).to(config.get("device", "cpu"))
-    mover = optimizer_of(config["optimizer"], optimizer, schedule, config["updates"])
-    loaded, result = place.load(), place.result()
-    ended = ""
-    if loaded is not None and result is not None:
-        same = (result.get("config"), result.get("moment")) == (config_digest(config), loaded[0]["moment"])
-        ended = result["ended"] if same else ""
-        if same and "fleet" in config:  # nobody needs to be called
-            loop = Loop(method, built, LocalFleet(built, RecordedClock(place.trace()), method.message), x, optimizer=mover)
-            loop.load(loaded[0], loaded[1])
-            metrics_made = Table(load_table(place.path / "metrics.parquet")[0])
-            return ended_run(loop, metrics_made, float(result["time"]), ended, place.path)
-    with manned(config, method, built, speeds=speeds, fleet=fleet, cores=cores) as crew:
-        loop = make_loop(config, method, built, crew, x, metrics, mover)
+    with using_threads(config["server_threads"]), _given(problem) as mine:
+        method = rebuild("algorithm", config["algorithm"], algorithm)
+        built = recorded_problem(config, mine, method, BadInput, "resume")
+        if set(config["metrics"]) != set(metrics or ()):
+            raise BadInput(
+                f"the run was started with metrics {config['metrics']}; pass the same functions again (metrics=...)."
+            )
+        if fleet is not None and ("fleet" not in config or fleet.threads != config["threads"]):
+            kind = f"real workers with threads={config['threads']}" if "fleet" in config else "simulated workers"
+            raise BadInput(f"the run was started with {kind}; pass a fleet of the same kind, or none.")
         if updates is not None or time is not None:
-            place.write_config(config)
-        stop = None if config["stop"] is None else EarlyStop(**config["stop"])
-        if loaded is None:
-            place.clear_after(0, -1)
-            with using_threads(config["threads"]):
+            require_totals(updates, time, None, None, None)
+            config |= {"updates": updates, "time": time}
+        x = place.start(config["start"]).to(config.get("device", "cpu"))
+        mover = optimizer_of(config["optimizer"], optimizer, schedule, config["updates"], method, built, "resume")
+        loaded, result = place.load(), place.result()
+        ended = ""
+        if loaded is not None and result is not None:
+            same = (result.get("config"), result.get("moment")) == (config_digest(config), loaded[0]["moment"])
+            ended = result["ended"] if same else ""
+            if same and "fleet" in config:  # nobody needs to be called
+                return _as_it_ended(place, config, result, loaded, method, built, x, mover)
+        pace = None if speeds is None else seeded_speeds(speeds, config["seed"])
+        notes, now = [], environment()
+        with (
+            showing(place.path.name, config["updates"], config["time"], progress=progress, real="fleet" in config) as shown,
+            manned(
+                *(config, method, built),
+                speeds=pace,
+                link=link,
+                fleet=fleet,
+                output=place.path / "output",
+                cores=cores,
+            ) as crew,
+        ):
+            watch, log = (*watch, *shown["watch"]), (*log, *shown["log"])
+            loop = make_loop(config, method, built, crew, x, metrics, mover)
+            if updates is not None or time is not None:
+                place.write_config(config)
+            stop = None if config["stop"] is None else EarlyStop(**config["stop"])
+            if loaded is None:
+                place.clear_after(0, -1)
+                if changes(config["environment"], now):  # nothing was done on the other machine that counts
+                    config["environment"] = now
+                    place.write_config(config)
                 loop.begin()
-            return drive(loop, config, place, watch, stop, log=log)
-        content, rows, problems = loaded
-        notes = [f"{wrong}; an older checkpoint was used" for wrong in problems]
-        if config["updates"] is not None and content["state"]["version"] > config["updates"]:
-            notes.append(f"the run has made {content['state']['version']} updates already, more than {config['updates']}")
-        loop.load(content, rows)
-        place.clear_after(content["arrivals"], content["moment"])
-        return drive(loop, config, place, watch, stop, resumed=True, notes=tuple(notes), ended=ended, log=log)
+                return drive(loop, config, place, watch, stop, log=log)
+            content, rows, problems = loaded
+            notes += [f"{wrong}; an older checkpoint was used" for wrong in problems]
+            if config["updates"] is not None and content["state"]["version"] > config["updates"]:
+                made = content["state"]["version"]
+                notes.append(f"the run has made {made} updates already, more than {config['updates']}")
+            loop.load(content, rows)
+            place.clear_after(content["arrivals"], content["moment"])
+            moved = changes(_last_environment(config, content["events"]), now)
+            if moved and not ended:
+                place.keep_aside(content["arrivals"])
+                loop.recorder.event("machine", loop.now, loop.state.version, text=moved)
+                notes.append(
+                    f"from arrival {content['arrivals']} on it was computed on another kind of machine ({moved}): the bits "
+                    "are not those of a run that stays where it is"
+                )
+            return drive(loop, config, place, watch, stop, resumed=not moved, notes=notes, ended=ended, log=log)
+
+
+def _given(problem: Problem | None) -> AbstractContextManager[Problem | None]:
+    """The problem that was given again, for a run of this thread."""
+    return nullcontext() if problem is None else borrowed(problem)
+
+
+def _last_environment(config: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Where a run was computed last: where it began, with the changes that its events tell of."""
+    last = dict(config["environment"])
+    for event in events:
+        if event["kind"] == "machine" and event["worker"] < 0:
+            for change in event["text"].split("; "):
+                key, _, values = change.partition(": ")
+                last[key] = values.partition(" -> ")[2]
+    return last
+
+
+def _as_it_ended(
+    place: Folder,
+    config: Mapping[str, Any],
+    result: Mapping[str, Any],
+    loaded: tuple[dict[str, Any], dict[str, Any], list[str]],
+    method: Algorithm[Any],
+    built: Problem,
+    x: Tensor,
+    mover: Any,
+) -> Run:
+    """A finished run of real workers, from what it left behind."""
+    fleet = LocalFleet(built, RecordedClock(place.trace()), method.message)
+    loop = Loop(method, built, fleet, x, optimizer=mover, keep_best=config["keep_best"])
+    loop.load(loaded[0], loaded[1])
+    loop.recorder.events = place.trace().events
+    run = ended_run(loop, place.table("metrics"), float(result["time"]), result["ended"], place.path, result["notes"])
+    return replace(run, workers=place.table("workers"))
+
+
+def load(folder: str | Path) -> Run:
+    """What a run's folder holds, finished or not: metrics, trace, weights and state dict.
+
+    Neither the problem nor Ray is needed: ``dd.load("runs/mine").state_dict()`` gives a model's weights by name, and
+    ``.metrics``, ``.workers``, ``.trace``, ``.notes`` what is known of the run. One that was interrupted is as it was saved
+    last; ``ended`` is then "interrupted".
+    """
+    place = Folder(Path(folder))
+    config, result, names = place.config(), place.result(), place.names()
+    try:
+        method = rebuild("algorithm", config["algorithm"])
+    except BadInput:  # a user's own
+        method = None
+    loaded = place.load()
+    if loaded is None:
+        x = place.start(config["start"])
+        empty = Table.of([], ("time", "version", "objective"))
+        state, nothing = State(weights=x, n=0), Recorder().trace()
+        return Run(method, None, state, nothing, empty, 0.0, "interrupted", None, place.path, (), names=names)
+    content, rows, problems = loaded
+    notes = tuple(f"{wrong}; an older checkpoint was used" for wrong in problems)
+    state = _state(content["state"])
+    evaluation = content["evaluation"]
+    best = None if evaluation["best"] is None else Best(**evaluation["best"])
+    best = best if best is not None and best.x is not None else None
+    if result is not None and not problems:
+        trace, metrics, workers = place.trace(), place.table("metrics"), place.table("workers")
+        weights = names.flat(load_weights(place.path / "model.safetensors"), state.weights)
+        ended, time, notes, audit = result["ended"], float(result["time"]), tuple(result["notes"]), result["audit"]
+    else:
+        trace = Trace(rows, content["events"])
+        kept = evaluation["rows"]
+        metrics = Table.of(kept, kept[0] if kept else ("time", "version", "objective"))
+        columns = WorkerRows(evaluation["columns"])
+        columns.saved = evaluation["workers"]
+        workers, weights, ended, time, audit = columns.table(), None, "interrupted", content["now"], None
+        notes = (*notes, *troubles(content["events"]))
+    return Run(
+        method, None, state, trace, metrics, time, ended, audit, place.path, notes, workers, best, weights, names=names
+    )
+
+
+def _state(saved: Mapping[str, Any]) -> State:
+    """What the server knew, as far as every method's state has it."""
+    kind = AggregateState if "total" in saved and "table" in saved else State
+    known = {field.name for field in fields(kind)} - {"optimizer"}
+    return kind(**{name: value for name, value in saved.items() if name in known})
 
 
 def replay(
     folder: str | Path,
     problem: Problem | None = None,
     *,
+    rtol: float | None = None,
     algorithm: Algorithm[Any] | None = None,
     optimizer: Maker = None,
     schedule: Maker = None,
     watch: Sequence[Watch] = (),
+    progress: bool = True,
 ) -> Run:
     """Recompute a recorded run, simulated or real, in its recorded order; raises ReplayMismatch unless every bit agrees.
 
-    A run that a sweep computed side by side with others is recomputed by itself, which gives other last digits: then the
-    order must agree exactly and the first losses to a thousandth, and ``notes`` says how far apart the weights end.
+    Bits agree on the same kind of processor with the same libraries; the error names what differs. With ``rtol`` the order
+    must agree exactly, and losses and final weights to that relative tolerance: for another kind of machine. Where a run
+    went on on another kind of machine, the replay goes on from the weights that it had there, and ``notes`` say how near
+    the replayed ones were. A run that a sweep computed side by side with others is recomputed by itself, which gives other
+    last digits: then the order must agree exactly and the first losses to a thousandth, and ``notes`` says how far apart
+    the weights end.
     """
+    if rtol is not None:
+        require_positive("rtol", rtol)
     place = Folder(Path(folder))
     config, result, trace = place.config(), place.finished(), place.trace()
-    method = rebuild("algorithm", config["algorithm"], algorithm)
-    built = recorded_problem(config, problem, method, ReplayMismatch)
-    threads, server_threads = config["threads"], config["server_threads"]
-    gradients = gradients_of(config, built) if config.get("batch") else None
-    apart = None if threads == server_threads else threads
-    fleet = LocalFleet(built, RecordedClock(trace), method.message, apart, gradients)
-    x = place.start(config["start"]).to(config.get("device", "cpu"))
-    mover = optimizer_of(config["optimizer"], optimizer, schedule, config["updates"])
-    loop = Loop(method, built, fleet, x, seed=config["seed"], bad="as recorded", optimizer=mover, table=config["table"])
-    with using_threads(server_threads), using_precision(config.get("device", "cpu"), config.get("precision", "float32")):
+    with (
+        using_threads(config["server_threads"]),
+        using_precision(config.get("device", "cpu"), config.get("precision", "float32")),
+        _given(problem) as mine,
+        showing(f"replay of {place.path.name}", config["updates"], config["time"], progress=progress) as shown,
+    ):
+        method = rebuild("algorithm", config["algorithm"], algorithm, verb="replay")
+        built = recorded_problem(config, mine, method, ReplayMismatch, "replay")
+        apart = None if config["threads"] == config["server_threads"] else config["threads"]
+        gradients = gradients_of(config, built) if config.get("batch") else None
+        fleet = LocalFleet(built, RecordedClock(trace), method.message, apart, gradients)
+        x = place.start(config["start"]).to(config.get("device", "cpu"))
+        mover = optimizer_of(config["optimizer"], optimizer, schedule, config["updates"], method, built, "replay")
+        how = {"seed": config["seed"], "on_nonfinite": "as recorded", "optimizer": mover, "table": config["table"]}
+        try:
+            return _Replay(place, config, result, trace, Loop(method, built, fleet, x, **how), rtol).run(
+                (*watch, *shown["watch"])
+            )
+        finally:
+            fleet.close()
+
+
+class _Replay:
+    """A recorded run that is being recomputed."""
+
+    def __init__(
+        self,
+        place: Folder,
+        config: Mapping[str, Any],
+        result: Mapping[str, Any],
+        trace: Trace,
+        loop: Loop,
+        rtol: float | None,
+    ) -> None:
+        self._place, self._config, self._result, self._trace, self._loop = place, config, result, trace, loop
+        self._rtol, self._together = rtol, config.get("together", 1)
+        self._notes: list[str] = []
+        self._worst, self._exact = 0.0, True  # how far losses were apart, relative to them, and whether no bit differed
+        self._elsewhere: list[str] = []  # where the run went on, on another kind of machine
+        kept = result.get("best_version")
+        self._best_version = -1 if kept is None else int(kept)
+        self._best: Tensor | None = None
+
+    def run(self, watch: Sequence[Watch]) -> Run:
+        """Recompute it to its end."""
+        loop, row = self._loop, 0
         loop.begin()
-        alone, row = config.get("together", 1) == 1, 0
-        while loop.fleet.peek() is not None:
+        self._keep()
+        while (due := loop.fleet.peek()) is not None:
             a = loop.advance()
-            if a is None:
-                continue
-            made = {name: column[0] for name, column in loop.recorder.rows(row).items()}
-            for name in ("version", "after", "loss", "fingerprint"):
-                same = made[name].tobytes() == trace[name][row].tobytes()
-                if not alone and name == "fingerprint":
-                    same = True
-                elif not alone and name == "loss":
-                    same = row >= _EARLY or bool(np.isclose(made[name], trace[name][row], _CLOSE))
-                if not same:
-                    raise ReplayMismatch(
-                        f"version {made['after']} differs: at arrival {row} (worker {a.worker}, job number {made['draw']}, "
-                        f"taken at version {made['version']}) the recorded {name} is {trace[name][row]}, replayed it is "
-                        f"{made[name]}. Code, data, libraries ({config['versions']}) or the record have changed."
-                    )
-            row += 1
-            for function in watch:
-                function(loop.state, a)
-    recorded, made = load_weights(place.path / "model.safetensors"), built.state_dict(loop.state.x)
-    notes: tuple[str, ...] = ()
-    if not alone:
-        apart = sum(float((made[name].double() - recorded[name].double()).norm()) ** 2 for name in recorded) ** 0.5
-        size = sum(float(x.double().norm()) ** 2 for x in recorded.values()) ** 0.5
-        others = config["together"] - 1
-        notes = (f"it was computed side by side with {others} others: alone the weights end {apart / size:.1e} apart",)
-    elif {name: digest_of(x) for name, x in recorded.items()} != {name: digest_of(x) for name, x in made.items()}:
-        raise ReplayMismatch(f"version {loop.state.version} differs: the final weights are not those of model.safetensors.")
-    metrics = Table(load_table(place.path / "metrics.parquet")[0])
-    return ended_run(loop, metrics, float(result["time"]), "replay", place.path, notes)
+            if due.kind == "machine":
+                self._go_on_from_what_was_kept(row, due.worker, due.text)
+            self._keep()
+            if a is not None:
+                self._compare(row, a.worker)
+                row += 1
+                for function in watch:
+                    function(loop.state, a)
+        return self._ended()
+
+    def _keep(self) -> None:
+        if self._best is None and self._loop.state.version == self._best_version:
+            self._best = self._loop.state.x
+
+    def _go_on_from_what_was_kept(self, row: int, worker: int, text: str) -> None:
+        """Another kind of machine was at work from here on: the rest is compared from the weights that it began with."""
+        self._elsewhere.append(f"from arrival {row} on {'' if worker < 0 else f'worker {worker} was '}elsewhere ({text})")
+        kept = self._place.kept_aside(row) if worker < 0 else None
+        if kept is None:
+            return
+        here, there = self._loop.state.x.double(), kept["state"]["weights"].to(self._loop.state.x.device).double()
+        distance = float((here - there).norm()) / (float(there.norm()) or 1.0)
+        self._notes.append(
+            f"from arrival {row} on it was computed on another kind of machine ({text}); there the replayed weights were "
+            f"{distance:.1e} from those it had, and the replay went on from those"
+        )
+        self._loop.restore(kept)
+
+    def _compare(self, row: int, worker: int) -> None:
+        trace = self._trace
+        made = {name: column[0] for name, column in self._loop.recorder.rows(row).items()}
+        for name in ("version", "after", "loss", "fingerprint"):
+            same = made[name].tobytes() == trace[name][row].tobytes()
+            self._exact = self._exact and same
+            if not same and name == "loss" and (self._rtol is not None or self._together > 1):
+                same = self._near(float(made[name]), float(trace[name][row]), row)
+            elif not same and name == "fingerprint":
+                same = self._rtol is not None or self._together > 1
+            if not same:
+                raise self._mismatch(row, worker, made, name)
+
+    def _near(self, made: float, recorded: float, row: int) -> bool:
+        if math.isnan(made) and math.isnan(recorded):
+            return True
+        size = max(abs(made), abs(recorded), 1e-6 * float(np.nanmax(np.abs(self._trace.loss[: row + 1]))))
+        self._worst = max(self._worst, abs(made - recorded) / size) if size else self._worst
+        if self._rtol is not None:
+            return abs(made - recorded) <= self._rtol * size
+        return row >= _EARLY or bool(np.isclose(made, recorded, _CLOSE))
+
+    def _mismatch(self, row: int, worker: int, made: Mapping[str, Column], name: str) -> ReplayMismatch:
+        after, draw, version = made["after"], made["draw"], made["version"]
+        said = (
+            f"version {after} differs: at arrival {row} (worker {worker}, job number {draw}, taken at version {version}) "
+            f"the recorded {name} is {self._trace[name][row]}, replayed it is {made[name]}."
+        )
+        return ReplayMismatch(f"{said} {self._why()}")
+
+    def _why(self) -> str:
+        """What may be the reason, as far as it was recorded."""
+        found = [*differences(self._config["environment"], environment()), *self._elsewhere]
+        if not found:
+            return (
+                "The processor, torch, numpy and the libraries for matrices are those of the record: the code, the data or "
+                "the record itself have changed."
+            )
+        hint = "" if self._rtol is not None else " To compare numbers instead of bits: dd.replay(folder, rtol=1e-3)."
+        return f"What is not as it was recorded: {'; '.join(found)}.{hint}"
+
+    def _ended(self) -> Run:
+        place, loop, result = self._place, self._loop, self._result
+        early = result["ended"] == "stop" and self._best is not None
+        x = self._best if early and self._best is not None else loop.state.x
+        recorded, made = load_weights(place.path / "model.safetensors"), loop.problem.state_dict(x)
+        distance = _distance(recorded, made)
+        if self._together > 1 and self._rtol is None:
+            others = self._together - 1
+            self._notes.append(
+                f"it was computed side by side with {others} others: alone the weights end {distance:.1e} apart"
+            )
+        elif self._rtol is not None and distance > self._rtol:
+            raise ReplayMismatch(
+                f"the final weights are {distance:.1e} apart, more than rtol={self._rtol:g}. {self._why()}"
+            )
+        elif self._rtol is not None and distance > 0:
+            self._notes.append(f"losses agree to {self._worst:.1e} and the final weights to {distance:.1e}, not to the bit")
+        elif self._rtol is None and not _same(recorded, made):
+            raise ReplayMismatch(
+                f"version {loop.state.version} differs: the final weights are not those of model.safetensors. {self._why()}"
+            )
+        if self._best is not None:
+            name, value = result["best_metric"], result["best_value"]
+            loop.evaluation.best = Best(name, False, math.nan if value is None else value, self._best_version, self._best)
+        run = ended_run(
+            *(loop, place.table("metrics"), float(result["time"]), "replay", place.path, self._notes), returns=early
+        )
+        exact = self._exact and _same(recorded, made)
+        return replace(run, workers=place.table("workers"), same_bits=exact)
+
+
+def _distance(recorded: Mapping[str, Tensor], made: Mapping[str, Tensor]) -> float:
+    """How far apart two state dicts are, relative to the first."""
+    if recorded.keys() != made.keys():
+        return math.inf
+    apart = math.sqrt(math.fsum(float((made[name].double() - x.double()).norm()) ** 2 for name, x in recorded.items()))
+    size = math.sqrt(math.fsum(float(x.double().norm()) ** 2 for x in recorded.values()))
+    return apart / size if size else apart
+
+
+def _same(recorded: Mapping[str, Tensor], made: Mapping[str, Tensor]) -> bool:
+    return {name: digest_of(x) for name, x in recorded.items()} == {name: digest_of(x) for name, x in made.items()}

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from .core import Algorithm, Arrival, Problem
 from .draws import Draws
-from .evaluation import Evaluation, Metric, Schedule
+from .evaluation import Evaluation, Metric, Row, Schedule
 from .local_fleet import LocalFleet
 from .loop import Loop
 from .memory import AggregateState
 from .state import State
-from .trace import Column, Recorder, Table, Trace
+from .trace import Column, Recorder, Trace
 
 
 def column(algorithms: Sequence[Algorithm[Any]], device: torch.device) -> Algorithm[Any]:
@@ -127,28 +127,25 @@ class Replicas(Loop):
         seed: int,
         schedule: Schedule | None = None,
         metrics: Mapping[str, Metric] | None = None,
+        keep_best: str | None = None,
         table: str = "full",
     ) -> None:
         joint = column(algorithms, x.device)
         super().__init__(joint, problems[0], fleet, x, seed=seed, schedule=schedule, table=table)
-        self._fleet, self._problems = fleet, problems
-        self._evaluations = [Evaluation(problem, metrics) for problem in problems]
+        self._fleet = fleet
+        self.evaluations = [Evaluation(problem, metrics, keep_best) for problem in problems]
         self.recorder = Records()
-        self.rows_of: list[list[dict[str, float]]] = [[] for _ in problems]
         self.going = set(range(len(problems)))  # runs that are still looked at
 
     def look(self, time: float) -> None:
         self.check()
         for k in sorted(self.going):
-            self.rows_of[k].append(self.row(k, time))
+            self.evaluations[k].add(self.row(k, time, self._schedule.samples))
         self._looked_at = self.state.version
 
-    def row(self, k: int, time: float) -> dict[str, float]:
+    def row(self, k: int, time: float, samples: int | None = None) -> Row | None:
         """A row of metrics about run k's current model."""
-        rows, x, version = self.rows_of[k], self.state.x[k], self.state.version
-        if rows and rows[-1]["version"] == version:
-            return {**rows[-1], "time": time}
-        return self._evaluations[k].row(time, version, x, self._problems[k].evaluate(x))
+        return self.evaluations[k].of(time, self.state.version, self.state.x[k], samples)
 
     def check(self) -> None:
         """Leave aside the runs in which a gradient was not finite."""
@@ -157,11 +154,6 @@ class Replicas(Loop):
             finite = torch.isfinite(torch.stack(self._fleet.norms)).all(0).tolist()
             self._fleet.norms.clear()
             self.going = {k for k in self.going if finite[k]}
-
-    def table_of(self, k: int) -> Table:
-        """Run k's evaluations so far."""
-        rows = self.rows_of[k]
-        return Table.of(rows, rows[0] if rows else self._evaluations[k].names)
 
     def trace_of(self, k: int) -> Trace:
         """Run k's trace so far."""
@@ -187,14 +179,16 @@ class Replicas(Loop):
         """What run k needs to go on later, by itself or with the others."""
         whole = super().save()
         parts: dict[str, Any] = sliced({name: whole[name] for name in ("state", "fleet")}, k)
-        return {**whole, **parts, "metrics": list(self.rows_of[k])}
+        return {**whole, **parts, "evaluation": self.evaluations[k].save()}
 
     def load_all(self, saved: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Column]]) -> None:
         """Go on from what the runs saved at the same moment."""
         known = _known([part["fleet"]["gradients"] for part in saved])
-        plain = [{**part, "metrics": [], "fleet": {**part["fleet"], "gradients": []}} for part in saved]
-        joint = stacked(plain)
+        nothing_yet = self.evaluation.save()
+        plain = [{**part, "evaluation": {}, "fleet": {**part["fleet"], "gradients": []}} for part in saved]
+        joint = {**stacked(plain), "evaluation": nothing_yet}
         nothing = {name: column[:0] for name, column in rows[0].items()}
         self.load({**joint, "fleet": {**joint["fleet"], "gradients": known}}, nothing)
         self.recorder.join(rows)
-        self.rows_of = [list(part["metrics"]) for part in saved]
+        for evaluation, part in zip(self.evaluations, saved, strict=True):
+            evaluation.load(part["evaluation"])

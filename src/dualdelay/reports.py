@@ -20,7 +20,7 @@ from .advice import KAPPA, Advice, Later
 from .config import label, parameters
 from .delays import used_in
 from .result import Run
-from .sweep import Ended
+from .sweep import Sweep
 from .theory.constants import Constants
 
 _NAMED = 4  # methods that the sentence names beside the best
@@ -66,7 +66,7 @@ def print_run(run: Run, console: Console) -> None:
     columns = ("arrivals", "share", "mean seconds", "mean delay", "max delay")
     workers = _grid("workers", "worker", *columns, *seen, *(["state"] if states else []))
     delay = used_in(trace) - trace.version
-    for worker in range(min(run.problem.workers, _MOST_WORKERS)):
+    for worker in range(min(run.state.size, _MOST_WORKERS)):
         mine = trace.worker == worker
         count = int(mine.sum())
         cells = ["0", "0.0%", "-", "-", "-"]
@@ -75,8 +75,8 @@ def print_run(run: Run, console: Console) -> None:
             cells = [f"{count:,}", f"{100 * count / len(trace):.1f}%", *times]
         cells += [f"{faults[kind, worker]:,}" for kind in seen]
         workers.add_row(str(worker), *cells, *([states.get(worker, "present")] if states else []))
-    if run.problem.workers > _MOST_WORKERS:
-        workers.caption = f"and {run.problem.workers - _MOST_WORKERS:,} more"
+    if run.state.size > _MOST_WORKERS:
+        workers.caption = f"and {run.state.size - _MOST_WORKERS:,} more"
     console.print(workers)
 
 
@@ -88,25 +88,30 @@ def print_rows(title: str, rows: Sequence[Sequence[str]], console: Console) -> N
     console.print(grid)
 
 
-def print_comparison(ended: Sequence[Ended], console: Console) -> None:
-    """One line for each method: means over the seeds, with the standard deviation where there are several."""
-    times = sorted({run.time for _, _, run in ended})
-    when = f"at time {times[0]:g}" if len(times) == 1 else f"at the end (times {times[0]:g} to {times[-1]:g})"
-    grid = _grid(when, "method", "updates", "objective F", "pooled loss", "accuracy", "tau_max", "audit")
-    for name, group in _groups(ended).items():
-        rows = [run.summary() for run in group]
-        cells = [_spread([row[key] for row in rows]) for key in ("updates", "objective", "pooled_loss", "accuracy")]
-        audits = [row["audit"] for row in rows if row["audit"] is not None]
-        cells += [f"{max(row['tau_max'] for row in rows):,}", number(max(audits), 1) if audits else "-"]
-        grid.add_row(name, *cells)
-    console.print(grid)
+def print_comparison(sweep: Sweep, console: Console) -> None:
+    """One line for each method: means over the seeds, with the standard deviation where there are several.
 
-
-def _groups(ended: Sequence[Ended]) -> dict[str, list[Run]]:
-    groups: dict[str, list[Run]] = {}
-    for name, _, run in ended:
-        groups.setdefault(name, []).append(run)
-    return groups
+    Methods on different problems or at different speeds stand in tables of their own: their objectives are not comparable.
+    """
+    settings = sweep.settings()
+    for setting, methods in settings.items():
+        times = sorted({run.time for runs in methods.values() for run in runs if run is not None})
+        if not times:
+            continue
+        when = f"at time {times[0]:g}" if len(times) == 1 else f"at the end (times {times[0]:g} to {times[-1]:g})"
+        some = any(run is None for runs in methods.values() for run in runs)
+        heads = ("updates", "objective F", "pooled loss", "accuracy", "tau_max", "audit", *(["runs"] if some else []))
+        grid = _grid(f"{setting}: {when}" if len(settings) > 1 else when, "method", *heads)
+        for name, runs in methods.items():
+            rows = [run.summary() for run in runs if run is not None]
+            if not rows:
+                grid.add_row(name, *["-"] * 6, f"0 of {len(runs)}")
+                continue
+            cells = [_spread([row[key] for row in rows]) for key in ("updates", "objective", "pooled_loss", "accuracy")]
+            audits = [row["audit"] for row in rows if row["audit"] is not None]
+            cells += [f"{max(row['tau_max'] for row in rows):,}", number(max(audits), 1) if audits else "-"]
+            grid.add_row(name, *cells, *([f"{len(rows)} of {len(runs)}"] if some else []))
+        console.print(grid)
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -115,22 +120,38 @@ def _spread(values: Sequence[float]) -> str:
     return f"{number(float(np.mean(values)))} ±{number(float(np.std(values, ddof=1)), 2)}"
 
 
-def sentence(ended: Sequence[Ended]) -> str:
-    """What is to be seen in a comparison's figure, from its numbers."""
-    groups = _groups(ended)
-    final = {name: float(np.mean([run.metrics.objective[-1] for run in group])) for name, group in groups.items()}
-    order = sorted(final, key=lambda name: final[name] if math.isfinite(final[name]) else math.inf)
+def sentence(sweep: Sweep) -> str:
+    """What is to be seen in a comparison's figure, from its numbers: a sentence for each problem and speeds."""
+    settings = sweep.settings()
+    said = [_ranking(methods, f"for {setting} " if len(settings) > 1 else "") for setting, methods in settings.items()]
+    return "\n".join(f"To be seen: {one}" for one in said if one)
+
+
+def _ranking(methods: Mapping[str, Sequence[Run | None]], where: str) -> str:
+    """Who is lowest in the mean over all seeds; a method some of whose runs failed is not ranked by the others."""
+    final, partly = {}, []
+    for name, runs in methods.items():
+        ends = [math.nan if run is None else float(run.metrics.objective[-1]) for run in runs]
+        if all(map(math.isfinite, ends)):
+            final[name] = float(np.mean(ends))
+        else:
+            partly.append(f"{name} failed or diverged in {sum(not math.isfinite(end) for end in ends)} of {len(ends)} runs")
+    order = sorted(final, key=lambda name: final[name])
+    rest = f" {'; '.join(partly)}." if partly else ""
+    if not order:
+        return f"{where}no method came to a finite objective in all its runs.{rest}"
     best = order[0]
-    if len(order) == 1:
-        return f"To be seen: {best} ends with objective {number(final[best])}."
-    updates = {name: f"{np.mean([run.version for run in group]):,.0f}" for name, group in groups.items()}
+    if len(order) == 1 and not partly:
+        return f"{where}{best} ends with objective {number(final[best])}."
+    updates = {name: f"{np.mean([run.version for run in methods[name] if run is not None]):,.0f}" for name in order}
     others = "; ".join(f"{name} {number(final[name])} after {updates[name]}" for name in order[1 : 1 + _NAMED])
     more = len(order) - 1 - _NAMED
-    times = {f"{run.time:g}" for _, _, run in ended}
+    times = {f"{run.time:g}" for name in order for run in methods[name] if run is not None}
     when = f"at time {times.pop()}" if len(times) == 1 else "at the end (their times differ)"
+    then = f" (then {others} updates{f', and {more} more' if more > 0 else ''})" if others else ""
     return (
-        f"To be seen: {when} {best} has the lowest objective, {number(final[best])} after {updates[best]} updates (then "
-        f"{others} updates{f', and {more} more' if more > 0 else ''}); lower is better, and F counts every worker the same."
+        f"{where}{when} {best} has the lowest objective, {number(final[best])} after {updates[best]} updates{then}; lower "
+        f"is better, and F counts every worker the same.{rest}"
     )
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import platform
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from . import __version__
@@ -20,14 +18,17 @@ from .core import Algorithm, Problem
 from .cores import Cores, cores_worth
 from .crew import Crew
 from .devices import batches, require_device, using_precision
+from .drive import require_totals
 from .errors import BadInput, require_one_of, require_whole
-from .evaluation import Metric, Schedule
-from .files import load_weights
-from .fleet import Fleet, using_threads
+from .evaluation import Metric, Schedule, usual
+from .files import decode, load_weights
+from .fleet import Fleet
 from .folder import Folder, digest_of
 from .gradients import Batch, Gradients, Round
+from .links import Link
 from .local_fleet import LocalFleet
 from .loop import Loop
+from .naming import seeded_problem
 from .optimizer import Optimizer
 from .problems import exact
 from .ray_fleet import RayFleet
@@ -36,6 +37,8 @@ from .speeds import SpeedModel
 
 Start = Tensor | Mapping[str, Tensor] | str | Path | None
 
+_REAL_SHARE = 0.1  # of a real worker's time that evaluations take by default
+
 
 def configuration(
     algorithm: Algorithm[Any],
@@ -43,7 +46,8 @@ def configuration(
     seed: int,
     metrics: Mapping[str, Metric] | None,
     stop: EarlyStop | None,
-    bad: str,
+    on_nonfinite: str,
+    keep_best: str | None,
     keep: int,
     threads: int,
     server_threads: int,
@@ -52,7 +56,7 @@ def configuration(
     others: Mapping[str, Any],
 ) -> dict[str, Any]:
     """A run's settings as plain values; refuses what cannot be."""
-    require_one_of("bad", bad, ("retry", "stop"))
+    require_one_of("on_nonfinite", on_nonfinite, ("retry", "leave", "stop"))
     require_whole("keep", keep, 1)
     require_whole("threads", threads, 1)
     require_one_of("table", table, ("full", "half", "host"))
@@ -63,7 +67,8 @@ def configuration(
         "seed": seed,
         "metrics": list(metrics or ()),
         "stop": None if stop is None else asdict(stop),
-        "bad": bad,
+        "on_nonfinite": on_nonfinite,
+        "keep_best": stop.keeps if keep_best is None and stop is not None else keep_best,
         "keep": keep,
         "threads": threads,
         "server_threads": server_threads,
@@ -73,23 +78,72 @@ def configuration(
     }
 
 
+def ends(
+    problem: Problem,
+    speeds: SpeedModel | None,
+    updates: int | None,
+    time: float | None,
+    every: int | None,
+    seconds: float | None,
+    samples: int | None,
+    checkpoint: int | None,
+) -> dict[str, Any]:
+    """When a run stops, is evaluated and saved, with the defaults filled in; without speeds its workers are real.
+
+    By default evaluations take at most about a tenth of the work: of a simulation by their number, on real workers by what
+    they take of each worker's time as it goes.
+    """
+    require_totals(updates, time, every, seconds, checkpoint)
+    if samples is not None:
+        require_whole("evaluate_samples", samples, 1)
+    schedule, default = Schedule(every, seconds, samples), every is None and seconds is None
+    if default and speeds is None:
+        few = problem.few_samples() if samples is None else samples
+        often = Schedule(seconds=time / 50) if time else Schedule(updates=max(1, (updates or 0) // 50))
+        schedule = Schedule(often.updates, often.seconds, few, _REAL_SHARE)
+    elif default and speeds is not None:
+        schedule = usual(problem, updates, time, _jobs(problem, speeds, updates, time))
+        schedule = schedule if samples is None else Schedule(schedule.updates, schedule.seconds, samples)
+    return {
+        "updates": updates,
+        "time": time,
+        "evaluate_every": schedule.updates,
+        "evaluate_seconds": schedule.seconds,
+        "evaluate_samples": schedule.samples,
+        "evaluate_limit": schedule.limit,
+        "evaluates_by_default": default,
+        "checkpoint_every": checkpoint,
+    }
+
+
+def _jobs(problem: Problem, speeds: SpeedModel, updates: int | None, time: float | None) -> float:
+    """About how many jobs a run will have: at least one for an update, or what fits into its time."""
+    if time is None or not time:
+        return float(updates or 0)
+    try:
+        each = [speeds.seconds(worker, 0, 0.0) * problem.batches(worker) for worker in range(problem.workers)]
+    except (ArithmeticError, IndexError):  # such speeds are refused elsewhere
+        return 0.0
+    count = sum(time / seconds for seconds in each if seconds > 0)
+    return min(count, float(updates)) if updates else count
+
+
 def identified(config: Mapping[str, Any], problem: Problem, x: Tensor) -> dict[str, Any]:
-    """The settings with digests of the problem and the first weights, to know them by later."""
-    return {**config, "fingerprint": problem.fingerprint(), "start": digest_of(x)}
+    """The settings with digests of the problem and the first weights, to know them by, and the weights' names."""
+    return {**config, "fingerprint": problem.fingerprint(), "start": digest_of(x), "layout": layout_of(problem)}
 
 
-def versions() -> dict[str, str]:
-    """The libraries that a run's bits depend on."""
-    return {"torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version()}
+def layout_of(problem: Problem) -> list[list[Any]]:
+    """Where in the flat weights each entry of a state dict is, as plain values."""
+    return [[name, first, list(shape)] for name, first, shape in problem.layout()]
 
 
 def starting_point(problem: Problem, start: Start, seed: int) -> Tensor:
-    """The first weights, from what the user gave."""
+    """The first weights, from what the user gave: a tensor, a state dict, a file of them, a run's folder or checkpoint."""
     if start is None:
         return problem.start(seed).detach().clone()
-    if isinstance(start, (str, Path)):
-        start = load_weights(Path(start))
-    x = problem.flat(start) if isinstance(start, Mapping) else start
+    given: Any = _read(Path(start)) if isinstance(start, (str, Path)) else start
+    x = problem.flat(given) if isinstance(given, Mapping) else given
     if not isinstance(x, Tensor):
         raise BadInput(f"start is a {type(x).__name__}; expected a tensor, a state dict or a path.")
     expected = problem.start(seed)
@@ -101,9 +155,52 @@ def starting_point(problem: Problem, start: Start, seed: int) -> Tensor:
     return x.detach().clone()
 
 
+def _read(path: Path) -> Tensor | dict[str, Tensor]:
+    if path.is_dir():
+        folder = Folder(path)
+        if (path / "model.safetensors").exists():
+            return load_weights(path / "model.safetensors")
+        loaded = folder.load()
+        if loaded is None:
+            return folder.start(folder.config()["start"])
+        return cast("Tensor", loaded[0]["state"]["weights"])
+    weights_or_checkpoint = load_weights(path)
+    if "content" in weights_or_checkpoint and "t0" in weights_or_checkpoint:
+        return cast("Tensor", decode(path.read_bytes())["state"]["weights"])
+    return weights_or_checkpoint
+
+
+_borrowing = threading.Lock()
+_borrowers: dict[int, list[int]] = {}  # by the identity of a workplace: the thread of each run that uses it
+
+
+@contextmanager
+def borrowed(problem: Problem) -> Iterator[Problem]:
+    """The problem for a run of this thread; a twin of it if a run of another thread computes in the same place."""
+    place, thread = problem.workplace, threading.get_ident()
+    with _borrowing:
+        users = _borrowers.setdefault(id(place), [])
+        free = place is None or all(user == thread for user in users)
+        if free:
+            users.append(thread)
+    try:
+        yield problem if free else problem.twin()
+    finally:
+        with _borrowing:
+            if free:
+                users.remove(thread)
+            if not users:
+                _borrowers.pop(id(place), None)
+
+
 def suited(problem: Problem, algorithm: Algorithm[Any]) -> Problem:
     """The problem whose jobs are of the kind that the method asks for."""
     return exact(problem) if algorithm.exact else problem
+
+
+def with_room(problem: Problem, room: int) -> Problem:
+    """The problem with room for workers that nobody counts at the start."""
+    return problem.extended(problem.workers + room) if room else problem
 
 
 def placing(problem: Problem, device: str | None, precision: str, batch: bool | None) -> tuple[Problem, dict[str, Any]]:
@@ -131,21 +228,22 @@ def manned(
     problem: Problem,
     *,
     speeds: SpeedModel | None = None,
+    link: Link | None = None,
     fleet: RayFleet | None = None,
+    output: Path | None = None,
     cores: int | None = 1,
 ) -> Iterator[Fleet]:
-    """The fleet that a configuration asks for, let go at the end."""
+    """The fleet that a configuration asks for, let go at the end; what real workers print goes to a folder."""
     crew: Fleet
     with using_precision(config.get("device", "cpu"), config.get("precision", "float32")):
         if "fleet" in config:
-            crew = Crew(rebuild("fleet", config["fleet"]) if fleet is None else fleet, problem, algorithm.message)
+            crew = Crew(rebuild("fleet", config["fleet"]) if fleet is None else fleet, problem, algorithm.message, output)
         else:
             pace: SpeedModel = rebuild("speeds", config["speeds"], speeds)
+            travel: Link = rebuild("link", config["link"], link)
             changes = [Change(*change) for change in config["changes"]]
-            clock = VirtualClock(pace, rebuild("link", config["link"]), changes)
-            with using_threads(config["threads"]):
-                gradients = gradients_of(config, problem, cores)
-            crew = LocalFleet(problem, clock, algorithm.message, gradients=gradients)
+            gradients = gradients_of(config, problem, cores)
+            crew = LocalFleet(problem, VirtualClock(pace, travel, changes), algorithm.message, gradients=gradients)
         try:
             yield crew
         finally:
@@ -168,12 +266,18 @@ def make_loop(
         fleet,
         x,
         seed=config["seed"],
-        schedule=Schedule(config["evaluate_every"], config["evaluate_seconds"]),
+        schedule=schedule_of(config),
         metrics=metrics,
-        bad=config["bad"],
+        on_nonfinite=config["on_nonfinite"],
         optimizer=optimizer,
         table=config["table"],
+        keep_best=config["keep_best"],
     )
+
+
+def schedule_of(config: Mapping[str, Any]) -> Schedule:
+    """When a run of this configuration is evaluated."""
+    return Schedule(*(config[f"evaluate_{name}"] for name in ("every", "seconds", "samples", "limit")))
 
 
 def require_same(config: Mapping[str, Any], folder: Folder) -> None:
@@ -186,10 +290,12 @@ def require_same(config: Mapping[str, Any], folder: Folder) -> None:
 
 
 def recorded_problem(
-    config: Mapping[str, Any], problem: Problem | None, algorithm: Algorithm[Any], failure: type[Exception]
+    config: Mapping[str, Any], problem: Problem | None, algorithm: Algorithm[Any], failure: type[Exception], verb: str
 ) -> Problem:
     """The problem of a run's folder, built again or given again, and checked."""
-    built = suited(rebuild("problem", config["problem"]) if problem is None else problem, algorithm)
+    given = rebuild("problem", config["problem"], verb=verb) if problem is None else problem
+    built = suited(seeded_problem(given, config["seed"]), algorithm)
+    built = with_room(built, config.get("fleet", {}).get("room", 0))
     if "device" in config:
         require_device(config["device"], config["precision"])
         built = built.on(config["device"], config["precision"])

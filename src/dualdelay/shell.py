@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json as jsonlib
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from .drive import Interrupted
 from .errors import BadInput
 from .figures import draw
 from .loggers import TensorBoard
-from .progress import View, Watcher
+from .monitor import Logger
 from .trace import Table
 
 
@@ -35,15 +34,13 @@ def going_on_with(command: str) -> Iterator[None]:
 
 
 @contextmanager
-def showing(name: str, *totals: Any, real: bool, board: Path | None) -> Iterator[dict[str, Any]]:
-    """What shows how a run goes on, as arguments for it: progress of a simulation, or real workers and what they do."""
-    with ExitStack() as stack:
-        boards = [] if board is None else [stack.enter_context(TensorBoard(board))]
-        if real:
-            print("real workers: Ray and their processes take some seconds to start", file=sys.stderr)
-            yield {"log": [stack.enter_context(View(name, *totals)), *boards]}
-        else:
-            yield {"watch": [stack.enter_context(Watcher(name, *totals))], "log": boards}
+def boards(folder: Path | None) -> Iterator[list[Logger]]:
+    """What writes a run's vital signs for TensorBoard, as ``log`` functions."""
+    if folder is None:
+        yield []
+    else:
+        with TensorBoard(folder) as board:
+            yield [board]
 
 
 def make_console(json: bool) -> Console:

@@ -59,8 +59,8 @@ class TruncatedNormalSpeeds(SpeedModel):
     """Number of workers."""
     std: float = 1.0
     """Standard deviation before truncation; the paper uses 1 and 5."""
-    seed: int = 0
-    """Names the draw."""
+    seed: int | None = None
+    """Names the draw; None: the run's own seed does."""
     mean: float = 1.0
     """Mean before truncation."""
 
@@ -72,7 +72,7 @@ class TruncatedNormalSpeeds(SpeedModel):
         below = _STANDARD.cdf(-self.mean / self.std)  # the probability that is cut away
         if below > 1 - 1e-9:
             raise BadInput(f"mean is {self.mean} with std {self.std}: almost nothing is above zero; raise the mean.")
-        draws = Draws(self.seed, "speeds")
+        draws = Draws(self.seed or 0, "speeds")
         levels = (below + draws.uniform(worker) * (1.0 - below) for worker in range(self.n))
         times = (self.mean + self.std * _STANDARD.inv_cdf(min(level, 1 - 2**-53)) for level in levels)
         object.__setattr__(self, "times", tuple(max(time, 1e-12) for time in times))  # rounding may reach zero
@@ -86,13 +86,13 @@ class TruncatedNormalSpeeds(SpeedModel):
 class _RandomSpeeds(SpeedModel):
     means: Sequence[float]
     """Mean seconds per gradient, one number for each worker."""
-    seed: int = 0
-    """Names the draws."""
+    seed: int | None = None
+    """Names the draws; None: the run's own seed does."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "means", floats("means", self.means))
         object.__setattr__(self, "n", len(self.means))
-        object.__setattr__(self, "draws", Draws(self.seed, "speeds"))
+        object.__setattr__(self, "draws", Draws(self.seed or 0, "speeds"))
 
     def _uniform(self, worker: int, draw: int) -> float:
         draws: Draws = self.__dict__["draws"]

@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Callable, Collection
 
 from .clocks import Due
-from .desk import Desk, Look, Looks
+from .desk import Desk, Look, Looks, Piece
+from .environment import changes, environment
 from .fleet import Model
 from .messages import Died, Notice, Ready, Reply, Request
 from .post import Post
@@ -17,6 +18,7 @@ from .ray_fleet import RayFleet
 log = logging.getLogger("dualdelay")
 
 _TICK = 0.1  # seconds between two looks at who is late
+ASKED = "it was asked to"  # as in result.PLANNED: nothing is wrong with such a worker
 
 
 class Staff:
@@ -29,10 +31,12 @@ class Staff:
         self.looks = Looks(self._looked)
         self.seen: deque[Look] = deque()  # evaluations that are complete
         self.short = ""  # why the run cannot go on
+        self.unit = 0.0  # the samples of a worker that counts as one; zero: all count alike, or as they were told to
         self.began = time.monotonic()
         self._fleet, self._post = fleet, post
         self._model = model  # of a job
         self._ticked = 0.0
+        self._environment = environment()
 
     @property
     def now(self) -> float:
@@ -61,25 +65,40 @@ class Staff:
         desk = self.desks[worker]
         desk.state, desk.since = "starting", self.now
         self._post.hire(worker, desk.incarnation)
-        for number, model in self.looks.asked_of(worker):
-            self._post.measure(worker, desk.incarnation, number, model.x)
         self.dispatch(worker)
 
     def dispatch(self, worker: int) -> None:
-        """Ask a worker for its next job if it is free."""
+        """Ask a worker for its next job if it is free, or for an evaluation if it can afford that."""
         desk = self.desks[worker]
-        if desk.queue and desk.doing is None and desk.at_work and not desk.blocked and worker not in self.replies:
+        if not desk.free or worker in self.replies:
+            return
+        wanted = self.looks.wanted(worker)
+        if wanted is not None and (not desk.queue or self._affords(desk, wanted[1], worker)):
+            number, look = wanted
+            desk.evaluating, desk.since = Piece(number, look.model, look.next(worker)), self.now
+            self._post.measure(worker, desk.incarnation, desk.evaluating, self.unit)
+        elif desk.queue:
             desk.doing = desk.queue.popleft()
             desk.sequence += 1
             desk.since, desk.pause, desk.late = self.now, self._fleet.resend, False
             self._ask(worker)
+
+    def _affords(self, desk: Desk, look: Look, worker: int) -> bool:
+        """Whether an evaluation may go before a job: a job goes first, and then it must fit into the worker's time."""
+        if desk.done == look.asked[worker]:
+            return False
+        return look.limit is None or self.can_afford(desk, look.limit)
+
+    def can_afford(self, desk: Desk, limit: float) -> bool:
+        """Whether another evaluation keeps within that share of the worker's time."""
+        return desk.spent + desk.last <= limit * self.now
 
     def _ask(self, worker: int) -> None:
         """Send the open request; until a new process has answered once, what it is to keep goes with it."""
         desk = self.desks[worker]
         assert desk.doing is not None
         model = self._model(worker, desk.doing)
-        request = Request(worker, desk.incarnation, desk.sequence, desk.doing, model.version, desk.accepted)
+        request = Request(worker, desk.incarnation, desk.sequence, desk.doing, model.version, desk.accepted, self.unit)
         desk.asked = self.now
         self._post.ask(request, model.x, desk.spare if desk.accepted < 0 else None)
 
@@ -112,6 +131,14 @@ class Staff:
             return
         if isinstance(notice, Ready):
             self._fleet.places[worker] = (notice.node, notice.pid)
+            desk.samples = notice.samples if isinstance(notice.samples, int) else None
+            if isinstance(notice.samples, str):
+                self.crashed(worker, f"its data cannot be counted: {notice.samples.strip().splitlines()[-1]}", final=True)
+                return
+            moved = changes(self._environment, notice.environment)
+            if moved and moved != desk.machine:
+                desk.machine = moved
+                self.push("machine", worker, text=moved)
             if desk.state == "awaited":
                 self.push("joined" if self._fleet.gone == "leave" else "thawed", worker, text="its process has started")
             if desk.state in ("starting", "awaited"):
@@ -122,11 +149,16 @@ class Staff:
                 self.crashed(worker, notice.text, final=notice.final)
             elif desk.state == "frozen" and desk.memory == "worker":
                 self.push("crashed", worker, text=notice.text)
-        elif isinstance(notice.part, str):
-            log.warning("worker %d could not evaluate: %s", worker, notice.part)
-            self.looks.drop(worker, notice.evaluation)
         else:
-            self.looks.take(notice.evaluation, worker, notice.part)
+            desk.evaluating = None
+            if isinstance(notice.part, str):
+                log.warning("worker %d could not evaluate: %s", worker, notice.part)
+                self.looks.fail(notice.evaluation, worker, notice.part.strip().splitlines()[-1])
+            else:
+                desk.last = notice.part.get("seconds", 0.0)
+                desk.spent += desk.last
+                self.looks.take(notice.evaluation, worker, notice.part)
+            self.dispatch(worker)
 
     def _looked(self, look: Look) -> None:
         self.seen.append(look)
@@ -140,6 +172,7 @@ class Staff:
             self._fleet.counts["dropped"] += 1
             return
         desk.doing = None
+        desk.done += 1
         self.replies[worker] = reply
         if not reply.error:
             self.push("arrival", worker, draw, reply.seconds)
@@ -147,7 +180,7 @@ class Staff:
         desk.failures += 1
         self.push("failed", worker, draw, reply.seconds, reply.error)
         if desk.failures > self._fleet.retries:
-            self._give_up(worker, f"{desk.failures} exceptions in a row, the last: {reply.error.strip().splitlines()[-1]}")
+            self.give_up(worker, f"{desk.failures} exceptions in a row, the last: {reply.error.strip().splitlines()[-1]}")
 
     def crashed(self, worker: int, text: str, *, final: bool = False) -> None:
         """A worker's process is gone; the next one goes on with the job it had."""
@@ -155,7 +188,8 @@ class Staff:
         awaited = desk.state == "awaited"
         desk.incarnation += 1
         desk.crashes += 1
-        desk.accepted, desk.blocked = -1, True
+        desk.accepted, desk.blocked, desk.evaluating = -1, True, None
+        self.looks.again(worker)
         jobs = self.to_do(worker)
         self.clear(worker)
         desk.queue.extend(jobs)
@@ -169,9 +203,10 @@ class Staff:
         if awaited:
             desk.state = "absent" if self._fleet.gone == "leave" else "frozen"
         else:
-            self._give_up(worker, text if final else f"{desk.crashes} crashes in a row, the last: {text}")
+            self.give_up(worker, text if final else f"{desk.crashes} crashes in a row, the last: {text}")
 
-    def _give_up(self, worker: int, text: str, state: str = "dead") -> None:
+    def give_up(self, worker: int, text: str, state: str = "dead") -> None:
+        """A worker has to go, by the rule for those who are gone for good."""
         self.desks[worker].state = state
         self.looks.drop(worker)
         self.push("left" if self._fleet.gone == "leave" else "frozen", worker, text=text)
@@ -207,8 +242,11 @@ class Staff:
         for worker, desk in enumerate(self.desks):
             waited = now - desk.since
             if desk.state == "starting" and waited > self._fleet.patience:
-                text = f"its process has not started in {self._fleet.patience:g} s; it may come later"
-                self._give_up(worker, text, "awaited")
+                lacking = self._post.lacking(worker)
+                text = f"its process has not started in {self._fleet.patience:g} s{lacking}; it may come later"
+                self.give_up(worker, text, "awaited")
+            elif desk.state == "present" and desk.evaluating is not None and waited > self._fleet.deadline:
+                self.crashed(worker, f"no answer in {self._fleet.deadline:g} s to an evaluation", final=True)
             elif desk.state == "present" and desk.doing is not None:
                 if waited > self._fleet.deadline:
                     text = f"no answer in {self._fleet.deadline:g} s to job number {desk.doing}"
@@ -228,10 +266,10 @@ class Staff:
         if wish == "leave" and desk.at_work:
             desk.state = "dead"
             self.looks.drop(worker)
-            self.push("left", worker, text="it was asked to")
+            self.push("left", worker, text=ASKED)
         elif wish == "join" and desk.state in ("absent", "frozen"):
             desk.crashes = desk.failures = 0
-            self.push("joined" if desk.state == "absent" else "thawed", worker, text="it was asked to")
+            self.push("joined" if desk.state == "absent" else "thawed", worker, text=ASKED)
             if desk.memory == "worker":  # it was frozen, and its process stayed
                 desk.state = "present"
                 self.dispatch(worker)

@@ -7,7 +7,8 @@ import itertools
 import time as clock
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +16,20 @@ import numpy as np
 import torch
 
 from .core import Problem
-from .devices import batches, require_device, using_precision
+from .devices import batches, require_device, using_precision, using_threads
 from .draws import Draws
 from .errors import BadInput, RunFailed, nearest
 from .evaluation import NAMES
-from .fleet import using_threads
 from .gradients import Round
 from .grid import Point
 from .grid import points as grid_points
 from .groups import Group, Replica, advance_all
+from .naming import ProblemOf, SpeedsOf, unvaried
 from .plan import Plan
 from .portions import grouped, portions
 from .result import Run
 from .run import simulate
-from .speeds import SpeedModel
+from .setup import borrowed
 from .trace import Column, Table
 
 Report = Callable[[float, str], None]
@@ -39,9 +40,9 @@ Ended = tuple[str, int, Run]  # label, seed and run
 Shown = Callable[[Point], AbstractContextManager[Mapping[str, Any]]]
 
 
-def named_table(ended: Sequence[Ended]) -> Table:
-    """The table of a figure: each run under one label."""
-    return Table(tidy([({"algorithm": name, "seed": seed}, run) for name, seed, run in ended]))
+def one_table(label: str, run: Run) -> Table:
+    """The table of one run's figure."""
+    return Table(tidy([({"algorithm": label, "seed": 0}, run)]))
 
 
 def tidy(ended: Sequence[tuple[Mapping[str, Any], Run]]) -> dict[str, Column]:
@@ -55,11 +56,13 @@ class Sweep(Table):
     """One tidy table of all runs: a row for each evaluation, with the run's place in the grid; ``runs`` holds the runs.
 
     ``points`` names them in the same order. ``failed`` says why a run did not come to its end, by its place in ``runs``;
-    those are None and have no rows.
+    those are None and have no rows. ``notes`` say what stays the same although the seed varies.
     """
 
-    def __init__(self, points: Sequence[Point], runs: Sequence[Run | None], failed: Mapping[int, str]) -> None:
-        self.runs, self.failed = list(runs), dict(failed)
+    def __init__(
+        self, points: Sequence[Point], runs: Sequence[Run | None], failed: Mapping[int, str], notes: Sequence[str] = ()
+    ) -> None:
+        self.runs, self.failed, self.notes = list(runs), dict(failed), tuple(notes)
         self.points = [point.names for point in points]
         ended = [(point.names, run) for point, run in zip(points, runs, strict=True) if run is not None]
         if not ended:
@@ -72,6 +75,14 @@ class Sweep(Table):
         pairs = [(names, run) for names, run in zip(self.points, self.runs, strict=True) if run is not None]
         return [(label_of(names), names["seed"], run) for names, run in pairs]
 
+    def settings(self) -> dict[str, dict[str, list[Run | None]]]:
+        """The runs of each method, None for those that failed, by the problem and speeds that they share."""
+        groups: dict[str, dict[str, list[Run | None]]] = {}
+        for names, run in zip(self.points, self.runs, strict=True):
+            setting = ", ".join(str(names[name]) for name in ("problem", "speeds") if name in names)
+            groups.setdefault(setting, {}).setdefault(str(names["algorithm"]), []).append(run)
+        return groups
+
 
 def label_of(names: Mapping[str, Any]) -> str:
     """A run's names in one text, but for the seed."""
@@ -80,8 +91,8 @@ def label_of(names: Mapping[str, Any]) -> str:
 
 def sweep(
     grid: Mapping[str, Sequence[Any]],
-    problem: Problem | None = None,
-    speeds: SpeedModel | None = None,
+    problem: ProblemOf | None = None,
+    speeds: SpeedsOf | None = None,
     *,
     folder: str | Path | None = None,
     device: str | None = None,
@@ -90,13 +101,15 @@ def sweep(
     batch: bool | None = None,
     memory: float | None = None,
     report: Report | None = None,
+    progress: bool = True,
     **options: Any,
 ) -> Sweep:
     """Simulate every point of a grid and give one tidy table.
 
     ``grid`` maps "algorithm", "problem", "speeds", "seed", or a setting of the algorithms such as "lr", to the values it
-    takes; all combinations are run. A seed names split, minibatches, noise, speeds and initial weights alike; without one
-    problem and speeds are taken as they are. On a GPU, or with ``batch``, runs that share a schedule advance together and
+    takes; all combinations are run. A seed names every random choice of a run, as in ``simulate``; what cannot follow it
+    stays the same, and a warning and the table's ``notes`` say so. Problems and speeds may be functions of the seed. On a
+    GPU, or with ``batch``, runs that share a schedule advance together and
     the gradients of all are taken in as few calls as possible; their results are those of single runs to rounding, in
     exactly the same order of arrivals. Elsewhere they are computed one after the other. With a ``folder`` each run has one
     of its own in it, and what is there already is not computed again. What needs more than ``memory`` bytes, by default
@@ -104,10 +117,23 @@ def sweep(
     run is computed by itself; ``options`` are those of ``simulate``. A run that fails is left out of the table and stands
     in its ``failed``.
     """
-    points = list(grid_points(grid, problem, speeds, None if folder is None else Path(folder), options.pop("seed", 0)))
-    return computed(
-        points, device=device, cores=cores, precision=precision, batch=batch, memory=memory, report=report, **options
-    )
+    seed = options.pop("seed", 0)
+    points = list(grid_points(grid, problem, speeds, None if folder is None else Path(folder), seed))
+    notes: list[str] = []
+    for one in grid.get("problem", [problem]):
+        for other in grid.get("speeds", [speeds]):
+            notes += [note for note in unvaried(one, other, grid.get("seed", [seed])) if note not in notes]
+    where: dict[str, Any] = {"device": device, "cores": cores, "precision": precision, "batch": batch, "memory": memory}
+    return computed(points, report=report, progress=progress, notes=warned(notes), **where, **options)
+
+
+def warned(unvaried: Sequence[str]) -> list[str]:
+    """Warn of what does not vary with the seed; returns the warning as a note."""
+    notes = [f"the same for all seeds: {' and '.join(unvaried)}; the spread is that of the rest alone"] if unvaried else []
+    for note in notes:
+        how = "leave its own seed out, or pass a function: problem=lambda seed: ..., speeds=lambda seed: ..."
+        warnings.warn(f"{note}. To vary it, {how}", stacklevel=3)
+    return notes
 
 
 def computed(
@@ -117,6 +143,8 @@ def computed(
     memory: float | None = None,
     report: Report | None = None,
     shown: Shown | None = None,
+    progress: bool = False,
+    notes: Sequence[str] = (),
     **options: Any,
 ) -> Sweep:
     """The runs of these points; ``shown`` gives more options for a run that is computed by itself."""
@@ -138,19 +166,23 @@ def computed(
     tell(0.0, "")
     runs: dict[int, Run] = {}
     if batches(device or "cpu", batch) and not any(options.get(name) for name in _ALONE):
-        runs = _side_by_side(points, options, memory, tell)
+        with ExitStack() as stack:  # problems that a run of another thread computes in have twins here
+            mine = {id(one): stack.enter_context(borrowed(one)) for one in dict.fromkeys(point.problem for point in points)}
+            runs = _side_by_side(
+                [replace(point, problem=mine[id(point.problem)]) for point in points], options, memory, tell
+            )
     failed: dict[int, str] = {}
     for k, point in enumerate(points):
         if k not in runs:
             tell((len(runs) + len(failed)) / total, "")
             what = {**options, "seed": point.seed, "folder": point.path, "go_on": True, "cores": cores}
             try:
-                with nullcontext({}) if shown is None else shown(point) as more:
+                with nullcontext({"progress": progress}) if shown is None else shown(point) as more:
                     runs[k] = simulate(point.algorithm, point.problem, point.speeds, **what, **more)
             except RunFailed as error:
                 failed[k] = str(error)
     tell(1.0, "")
-    return Sweep(points, [runs.get(k) for k in range(total)], failed)
+    return Sweep(points, [runs.get(k) for k in range(total)], failed, notes)
 
 
 def _require_sound(points: Sequence[Point], options: Mapping[str, Any]) -> None:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from .compression import Packed
-from .core import Problem
+from .core import Problem, Samples
+from .devices import use_threads
 from .fleet import Message, answer
 from .messages import Array, Reply, Request
 
@@ -40,6 +41,8 @@ class Worker:
                 return None
             if request.sequence == self._sequence:
                 return self._reply
+            if request.unit:
+                self._problem.weigh(request.unit)
             if request.accepted == self._sequence and self._sequence >= 0:
                 self._held = self._keep
             elif request.accepted < 0:
@@ -49,9 +52,9 @@ class Worker:
         try:
             model = self._own(x)
             gradient, loss = self._problem.gradient(model, self._worker, request.draw)
-            done = answer(gradient, loss, model, self._message, self._held)
+            done = answer(gradient, float(loss), model, self._message, self._held)
             value = done.value.arrays() if isinstance(done.value, Packed) else done.value.detach().cpu().numpy()
-        except Exception:
+        except BaseException:  # also sys.exit: a process that ends itself in silence would be missed for long
             reply = Reply(request, np.empty(0), False, float("nan"), time.perf_counter() - start, traceback.format_exc())
             keep = None
         else:
@@ -61,12 +64,26 @@ class Worker:
             self._reply, self._keep = reply, keep
         return reply
 
-    def measure(self, x: Array) -> dict[str, Any] | str:
-        """This worker's part of an evaluation, or a traceback."""
+    def measure(self, x: Array, samples: Samples, unit: float) -> dict[str, Any] | str:
+        """This worker's part of an evaluation, with the seconds it took, or a traceback."""
+        start = time.perf_counter()
         try:
-            part = self._problem.measure(self._own(x), self._worker)
-            return {name: v.detach().cpu().numpy() if isinstance(v, Tensor) else v for name, v in part.items()}
-        except Exception:
+            if unit:
+                self._problem.weigh(unit)
+            self._problem.samples(self._worker)  # its data may have to be built, which is no part of it
+            start, model = time.perf_counter(), self._own(x)
+            few = () if samples is None else (samples,)
+            part = self._problem.measure(model, self._worker, *few)
+            sent = {name: v.detach().cpu().numpy() if isinstance(v, Tensor) else v for name, v in part.items()}
+            return {**sent, "loss": float(sent["loss"]), "seconds": time.perf_counter() - start}
+        except BaseException:
+            return traceback.format_exc()
+
+    def samples(self) -> int | str | None:
+        """How many samples this worker has, or why it cannot say."""
+        try:
+            return self._problem.samples(self._worker)
+        except BaseException:
             return traceback.format_exc()
 
     def held(self, accepted: int) -> Array | None:
@@ -76,7 +93,7 @@ class Worker:
             return None if held is None else held.numpy()
 
     def _own(self, x: Array) -> Tensor:
-        torch.set_num_threads(self._threads)  # of the calling thread
+        use_threads(self._threads)
         if self._x.shape != x.shape:
             self._x = torch.empty(x.shape, dtype=torch.from_numpy(np.empty(0, x.dtype)).dtype)
         np.copyto(self._x.numpy(), x)

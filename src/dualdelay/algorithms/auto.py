@@ -32,6 +32,7 @@ class AutoDuDe(Algorithm[AutoState]):
     """
 
     away: ClassVar[str] = "its gradient leaves the average until it reports again"
+    own_step: ClassVar[str] = "it sets its own step for plain SGD, from the delays that it sees"
 
     lr: float = 0.6
     """The step times the mean delay (the paper's eta times tau_avg); lower it for losses that bend more sharply."""

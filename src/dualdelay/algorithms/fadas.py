@@ -6,6 +6,7 @@ For its local steps wrap the problem: ``LocalSteps(problem, k, lr)``.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,6 +30,8 @@ class FADASState(State):
 @dataclass(frozen=True)
 class FADAS(WaitsForNobody[FADASState]):
     """FedBuff whose server steps by AMSGrad: along a mean of past updates, each number over the root of its mean square."""
+
+    own_step: ClassVar[str] = "its step is AMSGrad's already"
 
     buffer: int = 10
     """Arrivals per update."""

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from ..core import Problem
+from ..environment import environment
 from ..errors import BadInput, RunFailed
 from ..files import make_folder, write
 from ..grid import Point
 from ..result import Run
-from ..setup import versions
 from ..sweep import computed
 from .experiment import Cell, Experiment, classes, draws
 
@@ -55,7 +55,11 @@ def compute(
             tell = partial(_tell, report, done, len(some), total, place)
             points = [_point(cell, *key, problems[key[0]]) for key in some]
             book["runs"] |= _runs(cell, points, tell, device=device, precision=precision, cores=cores)
-            means = {"device": device or "cpu", "precision": precision, **versions()}
+            means = {
+                "device": device or "cpu",
+                "precision": precision,
+                **{name: environment()[name] for name in ("torch", "numpy", "python")},
+            }
             book["computed"] += [means] if means not in book["computed"] else []
             make_folder(folder)
             write(_path(cell, folder), _text(book).encode())

@@ -6,6 +6,7 @@ from typing import Any
 
 from .batchnorm import without_batchnorm
 from .cifar10 import Cifar10
+from .clipped import Clipped
 from .digits import Digits
 from .full_gradients import FullGradients, exact
 from .local_steps import LocalSteps
@@ -19,12 +20,14 @@ PROBLEMS: dict[str, Any] = {
     "digits": Digits,
     "cifar10": Cifar10,
     "local_steps": LocalSteps,
+    "clipped": Clipped,
     "full_gradients": FullGradients,
 }
 
 __all__ = [
     "PROBLEMS",
     "Cifar10",
+    "Clipped",
     "Digits",
     "FullGradients",
     "LocalSteps",

@@ -12,12 +12,17 @@ from ..errors import BadInput
 
 
 def refuse_batchnorm(module: nn.Module) -> None:
-    """Raise an error that says how to convert a model with BatchNorm."""
-    names = [name or type(part).__name__ for name, part in module.named_modules() if isinstance(part, _BatchNorm)]
+    """Raise an error that says how to convert a model whose BatchNorm layers change their statistics as they train.
+
+    Those that are frozen (in evaluation mode) or keep no statistics are functions of their weights and inputs alone.
+    """
+    layers = [(name, part) for name, part in module.named_modules() if isinstance(part, _BatchNorm)]
+    names = [name or type(part).__name__ for name, part in layers if part.training and part.running_mean is not None]
     if names:
         raise BadInput(
             f"the model has BatchNorm layers ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''}): their running "
-            "statistics are no weights, and each worker would have its own. Convert it: dd.without_batchnorm(model)."
+            "statistics are no weights, and each worker would have its own. Convert them: dd.without_batchnorm(model); or "
+            "freeze them: model.train(), then layer.eval() for each; or let them keep none: track_running_stats=False."
         )
 
 

@@ -124,7 +124,7 @@ class Cifar10(Network):
 
     workers: how many.
     alpha: concentration of the Dirichlet split; the smaller, the more unlike the workers.
-    seed: names the split and the minibatches.
+    seed: names the split and the minibatches; None: the run's own seed does.
     root: the folder with the official binary files; None: cifar10 in $DUALDELAY_DATA or the user's cache folder.
     model: "lenet", of 62,006 weights, "wide", of 878,538, or "small", of 13,002 on images of 8 x 8.
     samples: train with the first so many images alone and test with a fifth as many; None: all.
@@ -140,7 +140,7 @@ class Cifar10(Network):
         self,
         workers: int = 10,
         alpha: float = 0.1,
-        seed: int = 0,
+        seed: int | None = None,
         root: str | Path | None = None,
         model: str = "lenet",
         samples: int | None = None,
@@ -163,7 +163,7 @@ class Cifar10(Network):
         else:
             require_whole("samples", samples, workers, 50_000)
             train, test = _first(folder, samples)
-        rows = split_samples(split, train.tensors[1].numpy(), workers, alpha, seed, empty, minimum)
+        rows = split_samples(split, train.tensors[1].numpy(), workers, alpha, seed or 0, empty, minimum)
         exam: tuple[Tensor, ...] = test.tensors
         super().__init__(
             _MODELS[model],
@@ -175,6 +175,11 @@ class Cifar10(Network):
             weights=weights,
             full_gradient=full_gradient,
         )
+        self.own_seed = seed is not None
 
     def reseeded(self, seed: int) -> Cifar10:
         return Cifar10(**{**self.settings, "seed": seed})
+
+    @property
+    def unseeded(self) -> str:
+        return "" if self.settings["split"] in ("dirichlet", "iid") else "its split is given, or by label"

@@ -20,7 +20,7 @@ class Digits(Network):
 
     workers: how many.
     alpha: concentration of the Dirichlet split; the smaller, the more unlike the workers.
-    seed: names the split and the minibatches.
+    seed: names the split and the minibatches; None: the run's own seed does.
     split: "dirichlet" (the paper's rule), "iid", "label", or a list of sample numbers for each worker.
     empty: what to do when the split leaves a worker with too little: "resample", "drop" or "error".
     minimum: the least samples per worker when resampling.
@@ -33,7 +33,7 @@ class Digits(Network):
         self,
         workers: int = 10,
         alpha: float = 0.1,
-        seed: int = 0,
+        seed: int | None = None,
         split: str | Sequence[Sequence[int]] = "dirichlet",
         empty: str = "resample",
         minimum: int = 10,
@@ -53,7 +53,7 @@ class Digits(Network):
         inputs, targets = torch.from_numpy(images).float() / 16.0, torch.from_numpy(labels).long()
         order = torch.from_numpy(Draws(0, "test").permutation(len(inputs)))  # the same test images whatever the seed
         test, train = order[:360], order[360:]
-        rows = split_samples(split, targets[train].numpy(), workers, alpha, seed, empty, minimum)
+        rows = split_samples(split, targets[train].numpy(), workers, alpha, seed or 0, empty, minimum)
         super().__init__(
             lambda: nn.Sequential(nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10)),
             cross_entropy,
@@ -63,6 +63,11 @@ class Digits(Network):
             seed=seed,
             weights=weights,
         )
+        self.own_seed = seed is not None
 
     def reseeded(self, seed: int) -> Digits:
         return Digits(**{**self.settings, "seed": seed})
+
+    @property
+    def unseeded(self) -> str:
+        return "" if self.settings["split"] in ("dirichlet", "iid") else "its split is given, or by label"

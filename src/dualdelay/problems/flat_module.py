@@ -12,16 +12,18 @@ from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors
 
 from ..errors import BadInput
-from .generators import seeded
 
 _flatten: Any = _flatten_dense_tensors  # it has no types
 
 
 class FlatModule:
-    """A module in training mode; parameters with ``requires_grad=False`` are no part of the weights."""
+    """A module in training mode; parameters with ``requires_grad=False`` are no part of the weights.
+
+    If the module is in training mode already, parts of it that are not, such as frozen normalisation, stay as they are.
+    """
 
     def __init__(self, module: nn.Module) -> None:
-        self.module = module.train()
+        self.module = module if module.training else module.train()
         self._bind()
 
     def _bind(self) -> None:
@@ -59,6 +61,18 @@ class FlatModule:
                 offset += parameter.numel()
         return parts
 
+    def layout(self) -> list[tuple[str, int, tuple[int, ...]]]:
+        """Where in the flat weights each trainable entry of the state dict is: name, first number and shape.
+
+        Tied parameters have several names and one place.
+        """
+        places, offset = {}, 0
+        for parameter in self._parameters:
+            places[id(parameter)] = offset
+            offset += parameter.numel()
+        named = self.module.named_parameters(remove_duplicate=False)
+        return [(name, places[id(p)], tuple(p.shape)) for name, p in named if id(p) in places]
+
     def fixed(self) -> list[Tensor]:
         """What does not move: frozen parameters and buffers."""
         return [p.detach() for p in self.module.parameters() if not p.requires_grad] + list(self.module.buffers())
@@ -83,12 +97,14 @@ class FlatModule:
     def evaluating(self, x: Tensor) -> Iterator[None]:
         """The module has these weights and is in evaluation mode."""
         self.weights.copy_(x)
+        training = [part for part in self.module.modules() if part.training]
         self.module.eval()
         try:
-            with seeded(0), own_kernels("float32", self.weights.is_cuda, stacked=False):
+            with own_kernels("float32", self.weights.is_cuda, stacked=False):
                 yield
         finally:
-            self.module.train()
+            for part in training:
+                part.training = True
 
     def model(self, x: Tensor) -> nn.Module:
         """A copy with these weights, in evaluation mode."""

@@ -46,6 +46,9 @@ class FullGradients(Wrapped):
     def batches(self, worker: int) -> int:
         return self.problem.epoch(worker)
 
+    def few_samples(self) -> int | None:
+        return None  # all of them take no longer than a gradient
+
     def fingerprint(self) -> str:
         return str(digest("full gradients", self.problem.fingerprint()).hexdigest())
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from ..core import Problem
+from ..core import Problem, Samples
 from ..draws import Draws
 from ..errors import BadInput, require_positive, require_whole
 from .data import Minibatches, Shard, digest, objectives
@@ -25,7 +25,7 @@ class Logistic(Problem):
     unlike: distance of the workers' data from one another.
     reg: strength of the regularisation.
     batch_size: samples per gradient, drawn with replacement.
-    seed: names the data and the minibatches.
+    seed: names the data and the minibatches; None: the run's own seed does.
     shards: the user's own data, a pair (features, labels) for each worker.
     """
 
@@ -37,7 +37,7 @@ class Logistic(Problem):
         unlike: float = 1.0,
         reg: float = 0.01,
         batch_size: int | Sequence[int] = 8,
-        seed: int = 0,
+        seed: int | None = None,
         shards: Sequence[tuple[Any, Any]] | None = None,
     ) -> None:
         require_positive("reg", reg)
@@ -50,6 +50,7 @@ class Logistic(Problem):
             "reg": reg,
         }
         self.settings |= {"batch_size": batch_size, "seed": seed, "shards": given}
+        self.own_seed, seed = seed is not None, seed or 0
         if shards is None:
             shards = self._make(workers, features, samples, unlike, seed)
         if len(shards) == 0:
@@ -65,6 +66,9 @@ class Logistic(Problem):
         self._pairs: list[Any] = pairs
         self._minibatches = Minibatches(len(pairs), batch_size, seed, replacement=True)
         self.workers, self.seed, self.reg = len(pairs), seed, float(reg)
+        sizes = [shard.size for shard in self._shards]  # for all at once: each sample's share in the mean over workers
+        shares = torch.cat([torch.full((size,), 1.0 / (size * len(sizes)), dtype=torch.float64) for size in sizes])
+        self._all = (torch.cat([pair[0] for pair in pairs]), torch.cat([pair[1] for pair in pairs]), shares, sizes)
 
     @staticmethod
     def _make(workers: int, features: int, samples: int, unlike: float, seed: int) -> list[tuple[Tensor, Tensor]]:
@@ -98,18 +102,23 @@ class Logistic(Problem):
     def epoch(self, worker: int) -> int:
         return self._minibatches.epoch(worker, self._shards[worker].size)
 
-    def measure(self, x: Tensor, worker: int) -> dict[str, Any]:
+    def measure(self, x: Tensor, worker: int, samples: Samples = None) -> dict[str, Any]:
         loss, gradient = self._on(x, *self._pairs[worker])
         return {"loss": float(loss), "samples": self._shards[worker].size, "gradient": gradient}
 
+    def assess(self, x: Tensor, samples: Samples = None) -> tuple[dict[str, float], Mapping[int, Mapping[str, Any]]]:
+        features, labels, shares, sizes = self._all
+        margins = labels * (features @ x)
+        fits = torch.split(softplus(-margins), sizes)
+        losses = (torch.stack([fit.mean() for fit in fits]) + self.reg / 2 * (x @ x)).tolist()
+        gradient = features.T @ (-labels * torch.sigmoid(-margins) * shares) + self.reg * x
+        accuracy = int((margins > 0).sum()) / len(labels)  # on the training data: there is no other
+        numbers = {**objectives(losses, sizes, [1.0] * self.workers), "accuracy": accuracy}
+        parts = {w: {"loss": loss, "samples": size} for w, (loss, size) in enumerate(zip(losses, sizes, strict=True))}
+        return {**numbers, "gradient_norm": float(gradient.norm())}, parts
+
     def evaluate(self, x: Tensor) -> dict[str, float]:
-        each = [self._on(x, *pair) for pair in self._pairs]
-        norm = float(torch.stack([gradient for _, gradient in each]).mean(0).norm())
-        right = sum(int(((features @ x) * labels > 0).sum()) for features, labels in self._pairs)
-        sizes = [shard.size for shard in self._shards]
-        accuracy = right / sum(sizes)  # on the training data: there is no other
-        means = objectives([float(loss) for loss, _ in each], sizes, [1.0] * self.workers)
-        return {**means, "accuracy": accuracy, "gradient_norm": norm}
+        return self.assess(x)[0]
 
     def smoothness(self) -> list[float]:
         """A bound on each L_i: lambda_max(A'A) / (4 m) + reg."""
@@ -137,3 +146,7 @@ class Logistic(Problem):
 
     def reseeded(self, seed: int) -> Logistic:
         return Logistic(**{**self.settings, "seed": seed})
+
+    @property
+    def unseeded(self) -> str:
+        return "its data are given, so a seed names its minibatches alone" if self.settings["shards"] is not None else ""

@@ -21,17 +21,12 @@ def refuse_impure(module: nn.Module, gradient: Callable[[], Tensor], shards: Ite
         with seeded(0) if stochastic else nullcontext():
             for shard in shards:
                 shard.touch()
-    if "torch" in drew:
+    if drew:
         culprits = [name for name, m in module.named_modules() if "Dropout" in type(m).__name__]
         raise BadInput(
-            "the model, its loss or its data drew from torch's global generator "
-            f"({f'dropout: {culprits}' if culprits else 'no dropout layer was found'}); then a job's gradient depends "
-            "on who computed before it. Pass stochastic=True to draw by the job's name."
-        )
-    if drew:
-        raise BadInput(
-            f"the model, its loss or its data drew from the global generator of {drew[0]}; then a job's gradient "
-            "depends on who computed before it. Draw with torch instead and pass stochastic=True."
+            f"the model, its loss or its data drew from the global generator of {' and '.join(drew)} "
+            f"({f'dropout: {culprits}' if culprits else 'no dropout layer was found'}); then a job's gradient depends on "
+            "who computed before it. Pass stochastic=True to draw by the job's name."
         )
     changed = [name for name, b in module.named_buffers() if not torch.equal(b, buffers[name])]
     if changed:
@@ -43,6 +38,17 @@ def refuse_impure(module: nn.Module, gradient: Callable[[], Tensor], shards: Ite
     slack = 0.0 if first.is_cpu else 0.01 * float(first.abs().max())  # cuDNN may sum in another order each time
     if float((first - second).abs().max()) > slack:
         raise BadInput(
-            "the same job gave two different gradients: the model, its loss or its data draw or keep something of "
-            "their own. Draw with torch's global generator and pass stochastic=True, and keep nothing between calls."
+            "the same job gave two different gradients: the model, its loss or its data draw or keep something of their "
+            "own. Draw with the global generators of torch, numpy or Python and pass stochastic=True, and keep nothing "
+            "between calls."
+        )
+
+
+def refuse_sums(loss: Callable[[int], float]) -> None:
+    """Refuse a loss that is a sum over the minibatch: it doubles when every sample is there twice, and so on."""
+    once, twice, thrice = (loss(times) for times in (1, 2, 3))
+    if once and abs(twice / once - 2.0) < 1e-3 and abs(thrice / once - 3.0) < 1e-3:
+        raise BadInput(
+            f"the loss is a sum over the minibatch, not a mean: {once:g}, and {twice:g} with every sample twice. The step "
+            "size would grow with batch_size; take the mean, such as reduction='mean'."
         )

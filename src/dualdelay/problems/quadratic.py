@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..core import Problem
+from ..core import Problem, Samples
 from ..draws import Draws
 from ..errors import BadInput
 
@@ -32,10 +33,12 @@ class Quadratic(Problem):
     curvatures: A_i for each worker, a number or a d x d matrix; 1 if not given.
     noise: standard deviation of the noise, per coordinate.
     start: where a run starts; zero if not given.
-    seed: names the noise.
+    seed: names the noise; None: the run's own seed does.
     """
 
-    def __init__(self, centers: Any, curvatures: Any = None, noise: float = 0.0, start: Any = None, seed: int = 0) -> None:
+    def __init__(
+        self, centers: Any, curvatures: Any = None, noise: float = 0.0, start: Any = None, seed: int | None = None
+    ) -> None:
         self._b = _tensor("centers", centers)  # (n, d)
         if self._b.ndim != 2 or self._b.numel() == 0:
             raise BadInput(f"centers has shape {tuple(self._b.shape)}; expected one row of numbers for each worker.")
@@ -58,8 +61,8 @@ class Quadratic(Problem):
         self._x = torch.zeros(d, dtype=torch.float64) if start is None else _tensor("start", start)
         if self._x.shape != (d,):
             raise BadInput(f"start has shape {tuple(self._x.shape)}; expected {d} numbers.")
-        self.workers, self.seed, self.noise = n, seed, noise
-        self._draws = Draws(seed, "noise")
+        self.workers, self.noise, self.seed, self.own_seed = n, noise, seed or 0, seed is not None
+        self._draws = Draws(self.seed, "noise")
         self._divide()
 
     def _divide(self) -> None:
@@ -78,7 +81,7 @@ class Quadratic(Problem):
     def settings(self) -> dict[str, Any]:
         """What builds this problem again."""
         lists = {"centers": self._b.tolist(), "curvatures": self._a.tolist(), "start": self._x.tolist()}
-        return {**lists, "noise": self.noise, "seed": self.seed}
+        return {**lists, "noise": self.noise, "seed": self.seed if self.own_seed else None}
 
     def start(self, seed: int) -> Tensor:
         return self._x.clone()
@@ -89,7 +92,7 @@ class Quadratic(Problem):
         gradient = away * curvature if self.scalar else curvature @ away
         return gradient, 0.5 * float(away @ gradient)
 
-    def measure(self, x: Tensor, worker: int) -> dict[str, Any]:
+    def measure(self, x: Tensor, worker: int, samples: Samples = None) -> dict[str, Any]:
         gradient, loss = self._exact(x, worker)
         return {"loss": loss, "samples": 1, "gradient": gradient}
 
@@ -109,6 +112,11 @@ class Quadratic(Problem):
         norm = float(gradients.mean(0).norm())
         return {"objective": objective, "pooled_loss": objective, "accuracy": math.nan, "gradient_norm": norm}
 
+    def assess(self, x: Tensor, samples: Samples = None) -> tuple[dict[str, float], Mapping[int, Mapping[str, Any]]]:
+        away, gradients = self._gradients(x)
+        losses = (0.5 * (away * gradients).sum(1)).tolist()
+        return self.evaluate(x), {worker: {"loss": loss, "samples": 1} for worker, loss in enumerate(losses)}
+
     def optimum(self) -> Tensor:
         """The minimiser of F: (sum A_i)^-1 sum A_i center_i."""
         _, at_zero = self._gradients(torch.zeros_like(self._x))
@@ -116,7 +124,11 @@ class Quadratic(Problem):
         return -at_zero.sum(0) / total if self.scalar else torch.linalg.solve(total, -at_zero.sum(0))
 
     def fingerprint(self) -> str:
-        return hashlib.sha256(json.dumps(self.settings).encode()).hexdigest()
+        return hashlib.sha256(json.dumps({**self.settings, "seed": self.seed}).encode()).hexdigest()
 
     def reseeded(self, seed: int) -> Quadratic:
         return Quadratic(**{**self.settings, "seed": seed})
+
+    @property
+    def unseeded(self) -> str:
+        return "" if self.noise else "it has no noise, so nothing in it is drawn"

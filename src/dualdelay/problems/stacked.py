@@ -90,7 +90,8 @@ class Stacked:
     """Takes gradients of networks that differ in their data and weights alone."""
 
     def __init__(self, problems: Sequence[Network]) -> None:
-        self._net, self._loss, self._precision = problems[0].net, problems[0].loss, problems[0].precision
+        self._net, self._precision = problems[0].net, problems[0].precision
+        self._loss: Any = problems[0].loss
         self._batch = problems[0].minibatches.size
         self._store = Store(problems)
         self._x = self._net.weights
@@ -114,7 +115,8 @@ class Stacked:
 
     def _one(self, parts: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
         outputs = functional_call(self._net.module, parts, (inputs,))
-        return self._loss(outputs, targets).reshape(())
+        loss: Tensor = self._loss(outputs, targets)
+        return loss.reshape(())
 
     def __call__(
         self, x: Sequence[Tensor], which: Sequence[int], workers: Sequence[int], draws: Sequence[int]

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..core import Problem
+from ..core import Problem, Samples
 from ..errors import BadInput
 
 
@@ -19,7 +19,8 @@ class Wrapped(Problem):
         if not isinstance(problem, Problem):
             raise BadInput(f"problem is {problem!r}; expected a problem, on the shell with brackets, such as digits[].")
         self.problem = problem
-        self.workers, self.seed, self.measures = problem.workers, problem.seed, problem.measures
+        self.workers, self.seed, self.own_seed = problem.workers, problem.seed, problem.own_seed
+        self.measures, self.columns, self.measures_accuracy = problem.measures, problem.columns, problem.measures_accuracy
 
     @abstractmethod
     def around(self, problem: Problem) -> Wrapped:
@@ -37,8 +38,42 @@ class Wrapped(Problem):
     def evaluate(self, x: Tensor) -> dict[str, float]:
         return self.problem.evaluate(x)
 
-    def measure(self, x: Tensor, worker: int) -> dict[str, Any]:
-        return self.problem.measure(x, worker)
+    def measure(self, x: Tensor, worker: int, samples: Samples = None) -> dict[str, Any]:
+        return self.problem.measure(x, worker) if samples is None else self.problem.measure(x, worker, samples)
+
+    def assess(self, x: Tensor, samples: Samples = None) -> tuple[dict[str, float], Mapping[int, Mapping[str, Any]]]:
+        return self.problem.assess(x, samples)
+
+    def samples(self, worker: int) -> int | None:
+        return self.problem.samples(worker)
+
+    @property
+    def lacks_unit(self) -> bool:
+        return self.problem.lacks_unit
+
+    def weigh(self, unit: float) -> None:
+        self.problem.weigh(unit)
+
+    def extended(self, workers: int) -> Wrapped:
+        return self.around(self.problem.extended(workers))
+
+    def few_samples(self) -> int | None:
+        few = self.problem.few_samples()
+        return None if few is None else few * self.batches(0) // self.problem.batches(0)
+
+    def costs(self) -> tuple[float, float] | None:
+        costs = self.problem.costs()
+        return None if costs is None else (costs[0] * self.batches(0) / self.problem.batches(0), costs[1])
+
+    def layout(self) -> list[tuple[str, int, tuple[int, ...]]]:
+        return self.problem.layout()
+
+    def fixed(self) -> dict[str, Tensor]:
+        return self.problem.fixed()
+
+    @property
+    def unseeded(self) -> str:
+        return self.problem.unseeded
 
     def combine(self, x: Tensor, parts: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
         return self.problem.combine(x, parts)
@@ -58,6 +93,10 @@ class Wrapped(Problem):
     @property
     def parallel(self) -> bool:
         return self.problem.parallel
+
+    @property
+    def workplace(self) -> object:
+        return self.problem.workplace
 
     def twin(self) -> Wrapped:
         return self.around(self.problem.twin())

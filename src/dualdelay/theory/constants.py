@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ..core import Problem
+from ..devices import using_threads
 from ..errors import BadInput, require_kind, require_whole
-from ..fleet import using_threads
 from ..problems import Quadratic
 from .curvature import smoothness
 from .gaps import gap

@@ -155,15 +155,15 @@ def twice_differentiated(problem: Network, x: Tensor, workers: Sequence[int]) ->
         for worker in workers:
             shard = problem.shards()[worker]
             with seeded(0):  # random augmentation is that of ``measure``
-                for inputs, targets in shard.pieces():
-                    loss = problem.loss(module(inputs), targets)
+                for count, batch in shard.pieces():
+                    loss = problem.loss_on(module, batch)
                     first = torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True)
                     along = torch.stack([(g * part.to(g.dtype)).sum() for g, part in zip(first, pieces, strict=True)]).sum()
                     if not along.requires_grad:
                         continue  # a loss that is linear in the weights
                     second = torch.autograd.grad(along, parameters, materialize_grads=True)
                     flat = torch.cat([part.reshape(-1) for part in second]).double()
-                    total += flat * (problem.scales[worker] * len(inputs) / shard.size / len(workers))
+                    total += flat * (problem.scales[worker] * count / shard.size / len(workers))
         return total
 
     return product
