@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -16,6 +17,11 @@ from dualdelay.local_fleet import LocalFleet
 from dualdelay.loop import Loop
 from tables import ALGORITHMS
 
+# How far two float32 results of the same network may lie apart, relative to them: each is a sum of fewer than a thousand
+# terms in an order of its own, of which rounding moves each by half a last digit (2**-24), and such errors add up like a
+# random walk, at most to sqrt(1000) of them. A wrong sample or weight moves it by a thousandth of itself or more.
+ROUNDED = 32 * 2.0**-24
+
 few = settings(deadline=None, max_examples=15, derandomize=True)
 times = st.lists(st.floats(0.1, 5.0), min_size=1, max_size=7)
 
@@ -24,6 +30,19 @@ AGGREGATING = [
     for name, algorithm in ALGORITHMS.items()
     if isinstance(algorithm.init(torch.zeros(1), 3, dd.Draws(0, "")), dd.AggregateState)
 ]
+
+
+def by_seed(given: Any) -> Any:
+    """A problem or a speed model with a seed of its own as a function of the seed, which then varies."""
+    if isinstance(given, dd.Problem):
+        return given.reseeded
+    return lambda seed: _with_seed(given, seed)
+
+
+def _with_seed(speeds: Any, seed: int) -> Any:
+    values = {field.name: getattr(speeds, field.name) for field in fields(speeds) if field.init}
+    changed = {name: _with_seed(value, seed) for name, value in values.items() if isinstance(value, dd.SpeedModel)}
+    return replace(speeds, **changed, **({"seed": seed} if "seed" in values else {}))
 
 
 def unlike(n: int, d: int = 1, **options: Any) -> dd.Quadratic:

@@ -96,7 +96,8 @@ CONSTRUCTIONS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "worker without data": (lambda: network(data=[shards()[0], (torch.ones(0, 6), torch.ones(0))]), ("shards[1]", "empty")),
     "no worker": (lambda: network(data=[]), ("shards", "empty")),
     "unequal lengths": (lambda: network(data=[(torch.ones(3, 6), torch.ones(2))]), ("shards[0]", "3 inputs", "2 targets")),
-    "no data at all": (lambda: network(data=[torch.ones(3, 6)]), ("shards[0]", "Tensor", "pair")),
+    "inputs alone": (lambda: network(data=[torch.ones(3, 6)]), ("a batch is a Tensor", "pair (inputs, targets)", "step=")),
+    "no data at all": (lambda: network(data=[3]), ("shards[0]", "int", "a row for each sample")),
     "batch too large": (
         lambda: network(batch_size=21, replacement=False),
         ("worker 0", "20 samples", "21", "replacement=False"),
@@ -106,10 +107,6 @@ CONSTRUCTIONS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "draws from torch": (lambda: network(mlp(Noisy(lambda: float(torch.rand(()))))), ("torch", "stochastic=True")),
     "draws from numpy": (lambda: network(mlp(Noisy(lambda: np.random.rand()))), ("numpy", "stochastic=True")),
     "draws from random": (lambda: network(mlp(Noisy(lambda: random.random()))), ("random", "stochastic=True")),
-    "draws from numpy though stochastic": (
-        lambda: network(mlp(Noisy(lambda: np.random.rand())), stochastic=True),
-        ("numpy",),
-    ),
     "draws from a generator of its own": (lambda: network(mlp(Noisy(random.Random(0).random))), ("draw",)),
     "augmentation": (lambda: network(data=[Jittered(s) for s in shards()]), ("torch", "stochastic=True")),
     "augmentation at one worker": (lambda: network(data=[*shards()[:2], Jittered(shards()[2])]), ("torch", "stochastic")),

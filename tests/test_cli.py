@@ -218,7 +218,11 @@ def test_every_method_has_a_colour_of_its_own():
 
 def test_a_figure_shows_every_method_and_runs_that_end_at_different_times(tmp_path):
     table = dd.compare(
-        [dd.DuDe(0.05), dd.SyncSGD(0.05)], dd.Quadratic([[0.0], [6.0]]), dd.FixedSpeeds([1, 2]), seeds=(0, 1), updates=20
+        [dd.DuDe(0.05), dd.SyncSGD(0.05)],
+        dd.Quadratic([[0.0], [6.0]], noise=1.0),
+        dd.FixedSpeeds([1, 2]),
+        seeds=(0, 1),
+        updates=20,
     )
     assert draw(table, tmp_path / "figure.png").stat().st_size > 10_000
 

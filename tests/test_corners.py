@@ -176,7 +176,8 @@ def test_seeds_on_the_shell_reach_what_is_inside(tmp_path, capsys):
     one, other = json.loads(capsys.readouterr().out)["runs"]
     assert one["objective"] != other["objective"]
     changing = dd.ChangingSpeeds(dd.TruncatedNormalSpeeds(3), [1.0], [[1, 1, 1], [2, 2, 2]])
-    table = dd.compare([dd.VanillaASGD(LR)], Q3[0], changing, seeds=(0, 1), time=6.0, folder=tmp_path / "d")
+    noisy = dd.Quadratic([[0.0], [6.0], [12.0]], noise=1.0)
+    table = dd.compare([dd.VanillaASGD(LR)], noisy, changing, seeds=(0, 1), time=6.0, folder=tmp_path / "d")
     assert table.version[table.seed == 0].tolist() != table.version[table.seed == 1].tolist()
     assert (tmp_path / "d" / "comparison.parquet").exists()
 

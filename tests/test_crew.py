@@ -17,6 +17,7 @@ import torch
 import dualdelay as dd
 from dualdelay.clocks import RecordedClock
 from dualdelay.crew import Crew
+from dualdelay.environment import environment
 from dualdelay.evaluation import Schedule
 from dualdelay.files import decode, encode
 from dualdelay.local_fleet import LocalFleet
@@ -32,15 +33,33 @@ class Process(Worker):
     alive, free = True, 0.0  # free: when it has done what it was asked for
 
 
+def _a_hundredth(worker, samples):
+    return 0.01
+
+
 class LocalPost:
     """A post in this process: what Staff and Crew use of dualdelay.post.Post, with processes that can be killed.
 
-    ``start`` and ``job`` say how many seconds a process takes to start (less than zero: it dies then) and for a job; what
-    comes less than ``together`` later than the first notice comes with it.
+    ``start`` and ``job`` say how many seconds a process takes to start (less than zero: it dies then) and for a job, and
+    ``look`` for an evaluation on so many samples; what comes less than ``together`` later than the first notice comes with
+    it.
     """
 
-    def __init__(self, clock, fleet, problem, message, *, start=lambda *who: 0.05, job=lambda: 0.02, together=0.0):
+    def __init__(
+        self,
+        clock,
+        fleet,
+        problem,
+        message,
+        output,
+        *,
+        start=lambda *who: 0.05,
+        job=lambda: 0.02,
+        together=0.0,
+        look=_a_hundredth,
+    ):
         self._clock, self._kit, self._start, self._job, self._together = clock, (problem, message), start, job, together
+        self._look = look
         self._due, self._count = [], itertools.count()
         self.processes = {}
 
@@ -55,7 +74,8 @@ class LocalPost:
         self.dismiss(worker)
         process = self.processes[worker] = Process(worker, *self._kit, 1)
         process.incarnation, seconds = incarnation, self._start(worker, incarnation)
-        ready = partial(Ready, worker, incarnation, "here", 1)
+        samples = process.samples() if self._kit[0].lacks_unit else None
+        ready = partial(Ready, worker, incarnation, "here", 1, environment(), samples)
         self._call(process, abs(seconds), ready if seconds >= 0 else partial(self.die, worker))
 
     def die(self, worker):
@@ -83,9 +103,18 @@ class LocalPost:
             process, spare = self.processes[request.worker], None if held is None else held.numpy().copy()
             self._call(process, self._job(), lambda: process.compute(request, model, spare))
 
-    def measure(self, worker, incarnation, evaluation, model):
-        process = self.processes[worker]
-        self._call(process, 0.01, lambda: Measured(worker, incarnation, evaluation, process.measure(model)))
+    def lacking(self, worker):
+        return ""
+
+    def measure(self, worker, incarnation, piece, unit):
+        process, seconds = self.processes[worker], self._look(worker, piece.samples)
+
+        def measured():
+            part = process.measure(piece.model.x, piece.samples, unit)
+            part = part if isinstance(part, str) else {**part, "seconds": seconds}
+            return Measured(worker, incarnation, piece.evaluation, part)
+
+        self._call(process, seconds, measured)
 
     def held(self, accepted):
         there = [worker for worker in accepted if worker in self.processes and self.processes[worker].alive]
@@ -155,7 +184,7 @@ class Running:
     def check_replay(self):
         algorithm, problem, trace = self.loop.algorithm, self.loop.problem, self.loop.recorder.trace()
         fleet = LocalFleet(problem, RecordedClock(trace), algorithm.message)
-        again = Loop(algorithm, problem, fleet, problem.start(0), bad="as recorded")
+        again = Loop(algorithm, problem, fleet, problem.start(0), on_nonfinite="as recorded")
         again.begin()
         while fleet.peek() is not None:
             again.advance()
@@ -196,7 +225,7 @@ class Rough(dd.Quadratic):
         return (gradient * float("nan") if self.spoils(worker, draw) else gradient), loss
 
     def measure(self, x, worker):
-        return {"part": 1 / (3 - worker)}
+        return {"part": 1 / (3 - worker), "loss": 0.0, "samples": 1, "gradient": None}
 
     def combine(self, x, parts):
         return {"objective": float(len(parts)), "pooled_loss": 0.0, "accuracy": 0.0, "gradient_norm": 0.0}
@@ -276,8 +305,11 @@ def test_in_any_order_of_events_the_sum_the_jobs_and_the_record_are_right(storm,
             here = begin(before=here)
         elif what:
             getattr(here.fleet, what)(chance.randrange(4))
+    if here.crew.measures:
+        here.crew.measure_whole(here.loop.now, here.loop.state.version, here.loop.state.x)
     while here.crew.settle():
-        here.loop.measured()
+        while here.crew.has_measured:
+            here.loop.measured()
     assert not here.staff.looks.open
     assert sums > 50 or not isinstance(here.loop.state, dd.AggregateState)
     problem.raises = lambda *job: False

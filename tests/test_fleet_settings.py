@@ -82,7 +82,12 @@ def test_a_simulated_fleet_does_not_evaluate():
     from dualdelay.local_fleet import LocalFleet
 
     fleet = LocalFleet(TRIO, VirtualClock(dd.FixedSpeeds([1.0, 2.0, 3.0])), dd.DuDe(lr=0.1).message)
-    assert not fleet.measures and not fleet.settle()
-    for ask in (lambda: fleet.measure(0.0, 0, NOTHING), fleet.measured):
+    assert not fleet.measures and not fleet.settle() and not fleet.has_measured
+    asks = (
+        lambda: fleet.measure(0.0, 0, NOTHING, None, None),
+        lambda: fleet.measure_whole(0.0, 0, NOTHING),
+        fleet.measured,
+    )
+    for ask in asks:
         with pytest.raises(AssertionError, match="do not evaluate"):
             ask()

@@ -82,7 +82,7 @@ def test_ten_bad_gradients_in_a_row_stop_the_run():
     with pytest.raises(dd.RunFailed, match=r"worker 1 .* not finite"):
         go_on(lambda worker, draw: worker == 1 and draw > 0)
     with pytest.raises(dd.RunFailed, match=r"job number 1 "):
-        go_on(lambda worker, draw: worker == 1 and draw > 0, bad="stop")
+        go_on(lambda worker, draw: worker == 1 and draw > 0, on_nonfinite="stop")
 
 
 def limit(row, changes, problem=CASES["q3"][0], speeds=CASES["q3"][1]):

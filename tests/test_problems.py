@@ -17,6 +17,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Subset, TensorDataset
 
 import dualdelay as dd
+from dualdelay.evaluation import NAMES
+from helpers import ROUNDED
 from own import Scaled, mlp, shards, three
 from tables import ALGORITHMS, CASES, LR
 
@@ -117,7 +119,8 @@ def test_a_dataset_and_a_pair_of_tensors_are_the_same_data() -> None:
     one, other = (dd.Network(mlp(), cross_entropy, data, 4, test=data[0]) for data in (pairs, datasets))
     runs = [dd.simulate(dd.DuDe(LR), problem, three, updates=10) for problem in (one, other)]
     assert torch.equal(runs[0].x, runs[1].x)
-    assert all(runs[0].metrics[name].tolist() == runs[1].metrics[name].tolist() for name in runs[0].metrics)
+    for name in runs[0].metrics:  # pairs of several workers are evaluated in one call, in another order of summation
+        assert runs[0].metrics[name].tolist() == pytest.approx(runs[1].metrics[name].tolist(), rel=ROUNDED)
 
 
 @pytest.mark.parametrize("replacement", [True, False])
@@ -298,8 +301,7 @@ def test_a_comparison_is_paired(tmp_path: Path) -> None:
     problem, speeds = dd.Digits(workers=3, alpha=1.0, hidden=4, batch_size=4), dd.ExponentialSpeeds([1.0, 2.0, 3.0])
     options = {"seeds": (0, 5), "time": 12.0, "evaluate_seconds": 4.0, "folder": tmp_path}
     table = dd.compare(methods, problem, speeds, **options)
-    names = ["algorithm", "seed", "time", "version", "objective", "pooled_loss", "accuracy", "gradient_norm"]
-    assert list(table) == names
+    assert list(table) == ["algorithm", "seed", *NAMES]
     assert [(row["algorithm"], row["seed"], row["time"]) for row in table.rows()] == [
         (dd.label(method), seed, time) for seed in (0, 5) for method in methods for time in (0.0, 4.0, 8.0, 12.0)
     ]
@@ -319,7 +321,7 @@ def test_a_comparison_is_paired(tmp_path: Path) -> None:
     assert jobs[0, 1, 0] != jobs[5, 1, 0]
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/checkpoints/*")}
     again = dd.compare(methods, problem, speeds, **options)
-    assert all(again[name].tolist() == table[name].tolist() for name in names)
+    assert all(again[name].tolist() == table[name].tolist() for name in table)
     assert {
         path: path.stat().st_mtime_ns for path in tmp_path.glob("*/checkpoints/*")
     } == before  # nothing was computed again

@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
 from dualdelay.sharing import can_share
+from helpers import by_seed
 from own import METHODS, Deadline, Fresh, Holes, centers, mlp, moves, paces, shards, three
 from tables import ALGORITHMS, CASES, LR
 
@@ -62,6 +63,10 @@ def unlike(run: dd.Run | None, single: dd.Run | None, tolerance: float = 1e-5) -
 
 def both(grid: Mapping[str, Sequence[Any]], *where: Any, **options: Any) -> tuple[dd.Sweep, dd.Sweep]:
     """A sweep whose runs advance together, and one whose runs are computed one after the other."""
+    varies = len(grid.get("seed", ())) > 1
+    where = tuple(map(by_seed, where)) if varies else where
+    grid = {k: list(map(by_seed, v)) if varies and k in ("problem", "speeds") else v for k, v in grid.items()}
+    options = {k: by_seed(v) if varies and k in ("problem", "speeds") else v for k, v in options.items()}
     return dd.sweep(grid, *where, batch=True, **options), dd.sweep(grid, *where, batch=False, **options)
 
 
@@ -212,7 +217,7 @@ class Steep(dd.Quadratic):
 @pytest.mark.parametrize("name", ["dude", "vanilla", "fedbuff", "dude workers", "mifa active"])
 def test_a_run_that_diverges_does_not_touch_the_others(name: str, bad: str) -> None:
     grid = {"algorithm": [ALGORITHMS[name]], "lr": [LR, 1e200, 0.05, 3.0]}
-    joint, alone = both(grid, *CASES["noisy"], updates=25, evaluate_every=6, bad=bad)
+    joint, alone = both(grid, *CASES["noisy"], updates=25, evaluate_every=6, on_nonfinite=bad)
     assert 1 in joint.failed
     assert joint.failed == alone.failed
     assert joint.runs[1] is None
@@ -222,7 +227,7 @@ def test_a_run_that_diverges_does_not_touch_the_others(name: str, bad: str) -> N
 @pytest.mark.parametrize("bad", ["retry", "stop"])
 def test_networks_that_diverge_do_not_touch_the_others(bad: str) -> None:
     grid = {"algorithm": [dd.VanillaASGD(LR)], "lr": [LR, 1e38, 0.05], "problem": [digits(0.1), digits(0.5)]}
-    joint, alone = both(grid, speeds=four, updates=12, evaluate_every=6, bad=bad)
+    joint, alone = both(grid, speeds=four, updates=12, evaluate_every=6, on_nonfinite=bad)
     assert set(joint.failed) == {1, 4}
     assert joint.failed == alone.failed
     assert [unlike(*pair) for pair in zip(joint.runs, alone.runs, strict=True)] == [[]] * 6

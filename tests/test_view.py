@@ -133,9 +133,11 @@ def test_tensorboard_has_every_finite_number_at_its_version(tmp_path):
 
 def test_tensorboard_takes_a_run_and_says_where_it_cannot_write(tmp_path):
     with TensorBoard(str(tmp_path / "board")) as board:
-        dd.simulate(dd.DuDe(0.1), TWO, dd.FixedSpeeds([1, 2]), updates=20, log=[board])
+        run = dd.simulate(dd.DuDe(0.1), TWO, dd.FixedSpeeds([1, 2]), updates=20, evaluate_every=4, log=[board])
     found = EventAccumulator(str(tmp_path / "board")).Reload()
-    assert [event.step for event in found.Scalars("objective")] == [20]
+    assert [event.step for event in found.Scalars("objective")] == [0, 4, 8, 12, 16, 20]
+    assert [event.value for event in found.Scalars("objective")] == pytest.approx(run.metrics.objective.tolist())
+    assert [event.step for event in found.Scalars("tau_max")] == [20]
     assert "accuracy" not in found.Tags()["scalars"]
     (tmp_path / "file").write_text("")
     with pytest.raises(dd.BadInput, match="cannot be written for TensorBoard"):

@@ -22,7 +22,7 @@ import dualdelay as dd
 from dualdelay.availability import SPEEDS, Absence, AwaySpeeds, dropouts, on_off, told
 from dualdelay.cli import main
 from dualdelay.config import describe, rebuild
-from dualdelay.naming import reseeded
+from dualdelay.naming import seeded_speeds
 from dualdelay.paces import BurstySpeeds, DriftingSpeeds
 from helpers import unlike
 from own import Holes, Scenario, bits, centers, differences
@@ -300,14 +300,14 @@ def test_a_model_is_rebuilt_from_its_description(name: str) -> None:
     assert [back.seconds(2, k, 3.0 * k) for k in range(9)] == [speeds.seconds(2, k, 3.0 * k) for k in range(9)]
 
 
-def test_another_seed_is_another_seed_at_every_depth() -> None:
-    inner = dd.TruncatedNormalSpeeds(3, seed=0)
-    speeds = AwaySpeeds(DriftingSpeeds(BurstySpeeds(inner)), [(0, 1.0, 2.0)])
+def test_a_run_s_seed_reaches_every_depth_but_where_a_model_has_its_own() -> None:
+    speeds = AwaySpeeds(DriftingSpeeds(BurstySpeeds(dd.TruncatedNormalSpeeds(3)), seed=5), [(0, 1.0, 2.0)])
     expected = AwaySpeeds(
-        DriftingSpeeds(BurstySpeeds(dd.TruncatedNormalSpeeds(3, seed=7), seed=7), seed=7), [(0, 1.0, 2.0)]
+        DriftingSpeeds(BurstySpeeds(dd.TruncatedNormalSpeeds(3, seed=7), seed=7), seed=5), [(0, 1.0, 2.0)]
     )
-    assert reseeded(speeds, 7) == expected
-    assert reseeded(fixed, 7) is fixed
+    assert seeded_speeds(speeds, 7) == expected
+    assert seeded_speeds(fixed, 7) is fixed
+    assert seeded_speeds(lambda seed: dd.TruncatedNormalSpeeds(3, std=1.0 + seed), 7) == dd.TruncatedNormalSpeeds(3, 8.0, 7)
 
     class Own(dd.SpeedModel):
         n = 3
@@ -316,7 +316,7 @@ def test_another_seed_is_another_seed_at_every_depth() -> None:
             return 1.0
 
     own = Own()
-    assert reseeded(own, 7) is own
+    assert seeded_speeds(own, 7) is own
 
 
 WAITING = {

@@ -95,7 +95,7 @@ def some(job: tuple[Setting, Sequence[Key]]) -> tuple[Setting, dict[str, Any]]:
             continue
         time = setting.horizon(seed)
         try:
-            made = computed(points, time=time, evaluate_seconds=time / EVALUATIONS, batch=True, cores=1, bad="stop")
+            made = computed(points, time=time, evaluate_seconds=time / EVALUATIONS, batch=True, cores=1, on_nonfinite="stop")
         except dd.RunFailed as error:
             records |= {key.name: {"failed": str(error)} for key in mine}
             continue

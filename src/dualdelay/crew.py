@@ -255,7 +255,8 @@ class Crew(Fleet):
         if staff.looks.open:
             staff.tick(self._current.version)
             staff.receive(_PAUSE)
-            for worker in range(len(staff.desks)):
+            for worker, desk in enumerate(staff.desks):
+                desk.blocked = False  # what a crash takes from a worker now, nobody needs any more
                 staff.dispatch(worker)
             open_looks = list(staff.looks.open.values())
             self.evaluated = sum(look.share for look in open_looks) / len(open_looks) if open_looks else 1.0

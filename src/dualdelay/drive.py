@@ -170,7 +170,10 @@ class Driver:
             except Interrupted:
                 raise
             except RunFailed as error:
-                raise RunFailed(f"{error} {self._saved_at_last()}".rstrip()) from error
+                said = self._saved_at_last()
+                if not (loop.fleet.real and said):
+                    raise
+                raise RunFailed(f"{error} {said}") from error
             except (Exception, SystemExit, KeyboardInterrupt):
                 if loop.whole:
                     self._save_and_leave()
@@ -179,6 +182,7 @@ class Driver:
             if folder is not None:
                 finish(folder, run, loop.moment, self._config)
             if self._monitor is not None:
+                self._monitor.tell_evaluations(metrics.rows())
                 self._monitor.tell(loop)
             if interrupted[0]:
                 raise Interrupted(f"finished and saved after {loop.state.version} updates")

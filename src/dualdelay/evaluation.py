@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .core import Problem
-from .errors import BadInput, DualDelayError, nearest
+from .errors import BadInput, DualDelayError
 from .trace import Table
 
 log = logging.getLogger("dualdelay")
@@ -263,7 +263,7 @@ class Best:
         word, _, rest = text.partition(" ")
         metric, said = (rest, word) if word in ("max", "min") else (text, "")
         if metric not in names:
-            raise BadInput(f"keep_best is {text!r}, and there is no such metric; {nearest(metric, names)}")
+            raise BadInput(f"there is no metric {metric!r} to keep the best or to stop by; there are {', '.join(names)}.")
         known = "max" if metric == "accuracy" else "min" if metric in NAMES or metric.endswith("loss") else ""
         if not (said or known):
             raise BadInput(f"keep_best is {text!r}; say which way is good: 'max {metric}' or 'min {metric}'.")

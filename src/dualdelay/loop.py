@@ -218,8 +218,8 @@ class Loop:
         assert a.job is not None
         shape, expected = tuple(a.value.shape), tuple(self.state.weights.shape)
         what = "values that are not finite" if shape == expected else f"shape {shape}, expected {expected}"
-        what = due.text if due.kind == "rejected" else what  # in a replay as it was recorded
-        self.recorder.event("rejected", a.time, self.state.version, *a.job, text=what)
+        text = due.text if due.kind == "rejected" else what if self.fleet.real else ""  # in a replay as it was recorded
+        self.recorder.event("rejected", a.time, self.state.version, *a.job, text=text)
         self.fleet.retry(a)
         streak = self._streaks[a.worker] = self._streaks.get(a.worker, 0) + 1
         said = f"a gradient with {what} (job number {a.job.draw} at version {a.job.version}"

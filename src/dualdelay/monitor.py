@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from .core import Arrival
 from .loop import Loop
@@ -57,13 +57,13 @@ class Monitor:
             self._tau_max = max([self._tau_max, *(version - taken for _, taken in self._new)])
             self._new, self._before = [], version
         if len(loop.rows) != len(self._evaluated):
-            self._tell_evaluations(loop)
+            self.tell_evaluations(loop.rows)
         if time.perf_counter() - self._told >= self._every:
             self.tell(loop)
 
-    def _tell_evaluations(self, loop: Loop) -> None:
+    def tell_evaluations(self, rows: Iterable[Mapping[str, float]]) -> None:
         """Tell of evaluations that are new, each with the version that was evaluated."""
-        for row in loop.rows:
+        for row in rows:
             if row["time"] not in self._evaluated:
                 self._evaluated.add(row["time"])
                 self._to_all(int(row["version"]), {name: v for name, v in row.items() if name not in ("time", "version")})
@@ -106,5 +106,5 @@ class Monitor:
             values["last_evaluation"] = loop.fleet.evaluated
         self._told, self._version = now, version
         self._arrived.clear()
-        self._tell_evaluations(loop)
+        self.tell_evaluations(loop.rows)
         self._to_all(version, values)

@@ -13,7 +13,7 @@ from typing import Any
 
 from .core import Problem
 from .errors import BadInput, require_kind
-from .speeds import SpeedModel
+from .speeds import FixedSpeeds, SpeedModel
 
 ProblemOf = Problem | Callable[[int], Problem]
 SpeedsOf = SpeedModel | Callable[[int], SpeedModel]
@@ -74,18 +74,13 @@ def unvaried(problem: ProblemOf, speeds: SpeedsOf, seeds: Sequence[int]) -> list
 
 
 def _unvaried_speeds(speeds: SpeedModel) -> str:
-    seeds = list(_seeds(speeds))
-    if not seeds:
-        return f"{type(speeds).__name__} draws nothing"
-    own = [seed for seed in seeds if seed is not None]
-    return f"{type(speeds).__name__} was given seed={own[0]} of its own" if len(own) == len(seeds) else ""
-
-
-def _seeds(speeds: SpeedModel) -> list[int | None]:
-    if not is_dataclass(speeds):
-        return []
-    values = {field.name: getattr(speeds, field.name) for field in fields(speeds) if field.init}
-    found: list[int | None] = [values["seed"]] if "seed" in values else []
-    for value in values.values():
-        found += _seeds(value) if isinstance(value, SpeedModel) else []
-    return found
+    if isinstance(speeds, FixedSpeeds):
+        return ""  # nobody thinks otherwise
+    values: list[Any] = (
+        [getattr(speeds, field.name) for field in fields(speeds) if field.init] if is_dataclass(speeds) else []
+    )
+    inner = [value for value in values if isinstance(value, SpeedModel)]
+    if hasattr(speeds, "seed"):
+        own: int | None = speeds.seed
+        return "" if own is None else f"{type(speeds).__name__} was given seed={own} of its own"
+    return _unvaried_speeds(inner[0]) if inner else f"{type(speeds).__name__} has no seed"

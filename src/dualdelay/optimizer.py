@@ -350,6 +350,8 @@ class Optimizer:
 
 
 def _part(flat: Tensor, first: int, shape: Sequence[int]) -> Tensor:
+    if tuple(shape) == flat.shape:
+        return flat
     return flat[first : first + math.prod(shape)].view(tuple(shape))
 
 
