@@ -1,4 +1,8 @@
-"""What several test files need: the models of a run by version, a run one event at a time, and small strategies."""
+"""What several test files need: the models of a run by version, a run one event at a time, small strategies, and bounds.
+
+The bounds say how far apart two computations of one thing may be. They follow from the arithmetic and not from what one
+machine shows: processors add up in other orders and fuse other operations, so that the last digits are theirs alone.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +20,6 @@ from dualdelay.clocks import VirtualClock
 from dualdelay.local_fleet import LocalFleet
 from dualdelay.loop import Loop
 from tables import ALGORITHMS
-
-# How far two float32 results of the same network may lie apart, relative to them: each is a sum of fewer than a thousand
-# terms in an order of its own, of which rounding moves each by half a last digit (2**-24), and such errors add up like a
-# random walk, at most to sqrt(1000) of them. A wrong sample or weight moves it by a thousandth of itself or more.
-ROUNDED = 32 * 2.0**-24
 
 few = settings(deadline=None, max_examples=15, derandomize=True)
 times = st.lists(st.floats(0.1, 5.0), min_size=1, max_size=7)
@@ -94,3 +93,53 @@ def same(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:
 def apart(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> float:
     """The largest difference between two sequences of models."""
     return float((torch.stack(list(a)) - torch.stack(list(b))).abs().max())
+
+
+def rounding(operations: float, dtype: torch.dtype = torch.float64) -> float:
+    """How far apart two computations of one number may be, as a share of its size.
+
+    An operation is off by eps / 2 of its result at most, so k of them one after the other are off by k eps / 2 of the sizes
+    that they add up, in whatever order (Higham, "Accuracy and Stability of Numerical Algorithms", section 3.1), and two
+    computations are k eps apart. Where signs are mixed, the sizes add up to more than the number itself, by sqrt(k); but
+    then errors have mixed signs, too, and add up to sqrt(k) of them instead of k, so that k eps holds of the number (Higham
+    and Mary, 2019). An exp, a tanh, a root or a division counts for two to four.
+    """
+    return operations * torch.finfo(dtype).eps
+
+
+# Two float32 results of the small networks here, whose losses and slopes come of fewer than 128 operations one after the
+# other. A sample too many or a wrong weight moves them by a thousandth of themselves or more.
+ROUNDED = rounding(128, torch.float32)
+
+
+def drift(updates: int, lr: float, operations: float, dtype: torch.dtype = torch.float64, curvature: float = 0.0) -> float:
+    """How far apart two runs may end that differ in rounding alone, as a share of the largest weight or gradient in them.
+
+    Every update x - lr g rounds twice at the size of x, and brings lr times what two computations of g differ by, which is
+    k eps for k operations. A step downhill leaves the distance of the two runs as it is or makes it less; where F bends
+    down by ``curvature``, each makes it more by a factor of 1 + lr curvature.
+    """
+    return updates * rounding(2 + lr * operations, dtype) * (1 + lr * curvature) ** updates
+
+
+def operations(problem: dd.Problem, samples: int = 0) -> int:
+    """How many operations follow one another in a gradient of a problem, or in its mean over so many samples.
+
+    A layer adds up its inputs on the way there and its outputs on the way back, each an axis of its weights, and has eight
+    more for its activation or the loss; then slopes are added up over the samples. Local steps do all that k times.
+    """
+    inner = getattr(problem, "problem", None)
+    if inner is not None:
+        return getattr(problem, "k", 1) * operations(inner, samples)
+    if isinstance(problem, dd.Network):
+        return sum(sum(p.shape) + 8 for p in problem.net.module.parameters()) + max(samples, problem.minibatches.size or 0)
+    return 4 * len(problem.start(0)) + 16 + samples
+
+
+def audit(run: dd.Run) -> float:
+    """What rounding alone makes of ``run.error``: the sum as it was kept against the sum of the gradients as they are.
+
+    A gradient that replaces another is two additions, each off by eps / 2 of the gradients in the sum; and those were not
+    more than four times as large earlier in a run as they are at its end.
+    """
+    return rounding(4 * len(run.trace) + 4 * run.problem.workers)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import dualdelay as dd
+from helpers import drift, rounding
 from tables import CASES
 
 FLEETS = {
@@ -61,13 +62,17 @@ def test_who_is_waited_for_is_what_the_trace_says(fleet):
     assert chosen[-1] == run.state.wait_for and version == run.version > 10
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("case", CASES)
 def test_every_step_is_that_of_the_means_and_of_what_is_new(case):
     """The models from gradients recomputed by their names: running means by the delays, and lr over the mean delay."""
     (problem, speeds), lr = CASES[case], 0.3
-    n, models, taken, means, fresh = problem.workers, [problem.start(0)], {}, {}, {}
+    n, models, taken, means, fresh, size = problem.workers, [problem.start(0)], {}, {}, {}, 0.0
+    # what a mean that goes back eight updates has lost in each of them, in all workers' means, and what a step rounds
+    close = rounding(2 + lr / 8 * 4 * (8 + n), models[0].dtype)
 
     def check(s, a):
+        nonlocal size
         fresh[a.worker] = problem.gradient(models[a.job.version], a.job.worker, a.job.draw)[0].double()
         taken[a.worker] = a.job.version
         if s.version == len(models):
@@ -78,8 +83,8 @@ def test_every_step_is_that_of_the_means_and_of_what_is_new(case):
             delay = s.version - sum(taken.values()) / n
             along = sum(means.values()) / n + new
             wanted = models[-1].double() - lr / max(8.0, delay) * along
-            close = 1e-5 if s.x.dtype == torch.float32 else 1e-12
-            assert torch.allclose(s.x.double(), wanted, rtol=0, atol=close)
+            size = max(size, *(float(each.abs().max()) for each in (wanted, *fresh.values())))
+            assert float((s.x.double() - wanted).abs().max()) <= close * size
             models.append(s.x.clone())
             fresh.clear()
 
@@ -95,6 +100,7 @@ def test_the_mean_delay_is_kept_near_eight_or_nobody_is_waited_for(fleet):
     assert 8 * 0.7**2 < tau[late:].mean() < 8 / 0.7**2 or (run.state.wait_for == 1 and tau[late:].mean() < 8)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("speeds", [dd.FixedSpeeds([1.0, 2.0, 4.0]), dd.ExponentialSpeeds([9.0, 1.0, 0.1], seed=1)])
 def test_the_limit_is_the_solution_for_all(speeds):
     problem = dd.Quadratic([[0.0, 1.0], [2.0, -1.0], [4.0, 0.0]], [1.0, [[2.0, 0.5], [0.5, 1.0]], 0.5])
@@ -109,11 +115,12 @@ def test_with_no_argument_it_learns_the_digits():
         assert run.metrics.accuracy[-1] > 0.85 and run.metrics.objective[-1] < 0.5
 
 
+@pytest.mark.numeric
 def test_alone_it_is_sgd_with_an_eighth_of_lr():
     problem = dd.Quadratic([[2.0, -1.0]], noise=0.3, seed=2)
     run = dd.simulate(dd.AutoDuDe(lr=0.8), problem, dd.FixedSpeeds([1.0]), updates=50)
     sgd = dd.simulate(dd.SyncSGD(lr=0.1), problem, dd.FixedSpeeds([1.0]), updates=50)
-    assert torch.allclose(run.x, sgd.x, rtol=0, atol=1e-14)
+    assert float((run.x - sgd.x).abs().max()) <= drift(50, 0.1, 16) * 4  # no weight and no gradient is larger
 
 
 @pytest.mark.parametrize("unit", [2.0**-10, 256.0])
@@ -145,6 +152,7 @@ def test_while_somebody_is_silent_steps_shrink_with_the_delay():
     assert run.version == 2000 and 0 < late < 0.02 * early
 
 
+@pytest.mark.numeric
 def test_who_comes_back_counts_with_its_first_gradient_whole():
     algorithm, draws = dd.AutoDuDe(lr=8.0), [0, 0]  # the step is 1 while delays are below eight
     s = algorithm.init(torch.zeros(1, dtype=torch.float64), 2, dd.Draws(0, ""))
@@ -157,12 +165,12 @@ def test_who_comes_back_counts_with_its_first_gradient_whole():
     assert report(0, 1.0, 0) == [] and s.version == 0
     assert [order.worker for order in algorithm.leave(s, 1)] == [0] and float(s.x) == -1.0  # nobody else is waited for
     report(0, 3.0, 1)
-    mean = 1.0 + 2.0 * (1 - math.exp(-1 / 8))
-    assert float(s.x) == pytest.approx(-4.0, abs=1e-12) and float(s.total) == pytest.approx(mean, abs=1e-12)
+    mean, close = 1.0 + 2.0 * (1 - math.exp(-1 / 8)), rounding(32)
+    assert float(s.x) == pytest.approx(-4.0, rel=close, abs=0) and float(s.total) == pytest.approx(mean, rel=close, abs=0)
     assert [order.worker for order in algorithm.join(s, 1)] == [1]
     report(1, 5.0, 2)
-    assert float(s.total) == pytest.approx(mean + 5.0, abs=1e-12) and s.n == 2
-    assert float(s.x) == pytest.approx(-4.0 - (mean + 5.0) / 2, abs=1e-12)
+    assert float(s.total) == pytest.approx(mean + 5.0, rel=close, abs=0) and s.n == 2
+    assert float(s.x) == pytest.approx(-4.0 - (mean + 5.0) / 2, rel=close, abs=0)
 
 
 def test_who_leaves_while_it_waits_takes_its_gradient_along():

@@ -27,9 +27,11 @@ from dualdelay.local_fleet import LocalFleet
 from dualdelay.loop import Loop
 from dualdelay.problems.data import Shard
 from dualdelay.problems.stacked import Stacked
-from helpers import few, unlike
+from helpers import drift, few, operations, rounding, unlike
 from own import Cuts, Holes, Jittered, Scaled, differences, mlp, shards
 from tables import ALGORITHMS, CASES, LR
+
+pytestmark = pytest.mark.numeric
 
 ORDER = ("time", "seconds", "worker", "draw", "version", "after")
 words = st.integers(-(2**63), 2**63 - 1)
@@ -173,6 +175,7 @@ def in_pieces(models: Sequence[Tensor]) -> list[Tensor]:
 
 @pytest.mark.parametrize("name", KIN)
 def test_gradients_taken_together_are_those_taken_alone(name: str) -> None:
+    """To the last few digits: those of another minibatch, model or scale would be off by a hundredth and more."""
     problems = KIN[name]()
     assert len({problem.kin for problem in problems}) == 1
     together = problems[0].together(problems)
@@ -180,13 +183,14 @@ def test_gradients_taken_together_are_those_taken_alone(name: str) -> None:
     assert not isinstance(together, OneAtATime)
     jobs, models = jobs_of(problems, 16), models_of(problems[0], 16)
     alone = [problems[k].gradient(x, w, d) for x, k, w, d in zip(models, *jobs, strict=True)]
+    close, size = rounding(operations(problems[0]), models[0].dtype), max(gradient.norm() for gradient, _ in alone)
     for pieces in (models, in_pieces(models), [torch.stack(models)]):
         gradients, losses = together(pieces, *jobs)
         assert gradients.shape == (16, len(models[0]))
         assert gradients.dtype == models[0].dtype
         for found, value, (gradient, loss) in zip(gradients, losses.tolist(), alone, strict=True):
-            assert (found - gradient).norm() <= 1e-6 * gradient.norm()
-            assert math.isclose(value, loss, rel_tol=1e-6)
+            assert (found - gradient).norm() <= close * size
+            assert math.isclose(value, loss, rel_tol=close)
     for k, problem in enumerate(problems):  # nothing was written to
         assert torch.equal(problem.start(0), KIN[name]()[k].start(0))
 
@@ -206,8 +210,10 @@ def test_workers_whose_samples_have_unlike_shapes_are_taken_together() -> None:
     problem = net(data, Pooled())
     x = problem.start(0)
     gradients, _ = problem.together([problem])([x, x], [0, 0], [0, 1], [0, 0])
+    close = rounding(operations(problem) + 5, torch.float32)  # and up to five places in the mean
     for worker in range(2):
-        assert torch.allclose(gradients[worker], problem.gradient(x, worker, 0)[0], atol=1e-6)
+        expected, _ = problem.gradient(x, worker, 0)
+        assert (gradients[worker] - expected).norm() <= close * expected.norm()
 
 
 UNLIKE: dict[str, Callable[[], Any]] = {
@@ -308,16 +314,21 @@ def test_a_worker_is_pickled_without_the_rows_of_others() -> None:
     assert shard.pair[0] is big.tensors[0]  # the one that was pickled is what it was
 
 
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "dude sparse"])  # the largest may be others
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_batched_run_is_the_same_run(name: str) -> None:
-    problem, speeds = CASES["digits"]
-    options = {"updates": 10, "evaluate_every": 10}
+    """One wrong minibatch would move the weights by 1e-3 of their size with most methods, by 7e-5 with the calmest."""
+    (problem, speeds), T = CASES["digits"], 10
+    if name in ("dude int8", "dude sparse"):  # in float32 a number at the edge of two bytes, or of the largest, goes astray
+        problem = net([doubled(pair) for pair in shards(4)], mlp().double())
+    options = {"updates": T, "evaluate_every": T}
     alone, batched = (dd.simulate(ALGORITHMS[name], problem, speeds, batch=batch, **options) for batch in (False, True))
     for column in ORDER:
         assert np.array_equal(alone.trace[column], batched.trace[column]), column
-    np.testing.assert_allclose(batched.trace.loss, alone.trace.loss, rtol=1e-5)
-    assert (batched.x - alone.x).norm() <= 1e-6 * alone.x.norm()
-    assert (alone.x - problem.start(0)).norm() > 1e-4 * alone.x.norm()
+    kind, k = alone.x.dtype, operations(problem)
+    close = drift(T, LR, k, kind, curvature=6.0)  # the losses of the digits' workers are smooth to 5.1 and less
+    np.testing.assert_allclose(batched.trace.loss, alone.trace.loss, rtol=rounding(k, kind) + close)
+    assert (batched.x - alone.x).norm() <= close * alone.x.norm()
+    assert (alone.x - problem.start(0)).norm() > 5e-3 * alone.x.norm()
 
 
 @pytest.mark.parametrize("case", ["q3", "noisy", "logistic", "local steps"])
@@ -424,21 +435,25 @@ def test_gradients_of_wrong_shape_are_retried_as_without_batching() -> None:
 
 
 class Rooted(nn.Module):
-    """A model whose outputs at a sample of zeros are finite, and whose gradient there is not."""
+    """A model whose outputs at a sample of zeros are finite, and whose gradient there is not: one of them is a length.
+
+    Elsewhere it is as smooth as another. The root of a single number would not be: near zero its slope is all rounding.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.body = mlp()[0]
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return (inputs @ self.body.weight.T).abs().sqrt() + self.body.bias
+        outputs = inputs @ self.body.weight.T
+        return torch.cat([outputs[:, 1:], outputs.square().sum(1, keepdim=True).sqrt()], 1) + self.body.bias
 
 
 def spoilt() -> dd.Network:
-    """A network some of whose minibatches have a gradient that is not finite."""
-    data = shards(4)
+    """A network in float64 some of whose minibatches have a gradient that is not finite."""
+    data = [doubled(pair) for pair in shards(4)]
     data[2][0][5] = data[3][0][:3] = 0.0
-    return net(data, Rooted(), full_gradient=False)
+    return net(data, Rooted().double(), full_gradient=False)
 
 
 @pytest.mark.parametrize("name", ["dude", "dude two workers", "sync", "shuffled"])
@@ -449,7 +464,8 @@ def test_stacked_gradients_that_are_not_finite_are_retried_as_alone(name: str) -
     assert one.trace.events == other.trace.events
     for column in ORDER:
         assert np.array_equal(one.trace[column], other.trace[column]), column
-    assert (one.x - other.x).norm() <= 1e-6 * one.x.norm()
+    close = drift(20, LR, operations(one.problem), curvature=6.0)
+    assert (one.x - other.x).norm() <= close * one.x.norm() < 1e-9 * (one.x - one.problem.start(0)).norm()
 
 
 def test_a_gradient_too_large_to_be_squared_is_no_reason_to_retry() -> None:
@@ -563,11 +579,13 @@ def test_problems_with_arithmetic_of_their_own_are_refused_another(case: str) ->
 def test_short_products_change_a_gradient_a_little(together: bool) -> None:
     exact = net(split(0))
     short = exact.on("cpu", "bfloat16")
+    # weights, inputs and outputs of two layers are rounded on the way there and back, and the outputs of what is between
+    most, least = rounding(16, torch.bfloat16) / 2, rounding(operations(exact), torch.float32)
     for x in models_of(exact, 5):
         expected, _ = exact.gradient(x, 2, 7)
         found = short.together([short])([x], [0], [2], [7])[0][0] if together else short.gradient(x, 2, 7)[0]
         assert found.dtype == torch.float32
-        assert 1e-5 * expected.norm() < (found - expected).norm() < 0.05 * expected.norm()
+        assert least * expected.norm() < (found - expected).norm() <= most * expected.norm()
     assert torch.equal(short.start(0), exact.start(0))
 
 
@@ -577,5 +595,5 @@ def test_a_run_with_short_products_says_so_and_is_replayed_with_them(tmp_path: P
         dd.simulate(dd.DuDe(0.1), net(split(0)), speeds, updates=9, precision=precision, folder=tmp_path / precision)
         for precision in ("float32", "bfloat16")
     )
-    assert 0 < (exact.x - short.x).norm() < 0.05 * (exact.x - net(split(0)).start(0)).norm()
+    assert 0 < (exact.x - short.x).norm() <= rounding(16, torch.bfloat16) / 2 * (exact.x - net(split(0)).start(0)).norm()
     assert torch.equal(dd.replay(tmp_path / "bfloat16", net(split(0))).x, short.x)

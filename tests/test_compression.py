@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 import dualdelay as dd
 from dualdelay.compression import difference, pack, size_of, unpacked
-from helpers import archive, few, unlike
+from helpers import archive, audit, few, rounding, same, unlike
 from tables import CASES, LR
+
+pytestmark = pytest.mark.numeric
 
 WAYS = ["int8", 0.01, 0.2, 1.0]
 vectors = st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=40)
@@ -25,7 +27,8 @@ def test_a_byte_for_each_number_is_off_by_half_a_step_at_most(numbers, dtype):
     x = torch.tensor(numbers, dtype=dtype)
     packed = pack(x, "int8")
     step = float(x.abs().max()) / 127
-    assert float((packed.unpack() - x).abs().max()) <= step * (0.5 + 1e-5)
+    # the step, the division and the product are rounded, the last at the size of up to 127 steps
+    assert float((packed.unpack() - x).abs().max()) <= step * (0.5 + 127 * rounding(3, dtype))
     assert (packed.unpack().abs() <= 2 * x.abs() + 1e-30).all()  # it never turns round, and zero stays zero
     assert packed.unpack().dtype == dtype and size_of(packed) == len(numbers) + x.element_size()
 
@@ -66,7 +69,7 @@ def test_what_one_message_leaves_out_the_next_ones_bring(way):
         sent, held = difference(gradient, held, way)
         total = total + unpacked(sent)
         assert torch.equal(total, held)  # the server has what the worker thinks that it has
-    assert torch.allclose(held, gradient, rtol=0, atol=1e-15)
+    assert float((held - gradient).abs().max()) <= rounding(8) * gradient.abs().max()
 
 
 FOUR = (
@@ -84,14 +87,14 @@ def test_the_limit_of_dude_is_what_it_was(way, wait_for):
         lr, updates = (2.0**-7, 3500) if way == 0.01 else (2.0**-5, 1000)  # one number of ten takes ten messages for all
         method = dd.DuDe(lr, wait_for, memory="workers", compress=way)
         run = dd.simulate(method, problem, speeds, updates=updates, evaluate_every=updates)
-        assert torch.allclose(run.x, problem.optimum(), rtol=0, atol=1e-8) and run.error < 1e-14
+        assert torch.allclose(run.x, problem.optimum(), rtol=0, atol=1e-8) and run.error <= audit(run)
 
 
 def test_a_message_that_loses_nothing_changes_nothing():
-    whole, others = (
+    (_, whole), (_, others) = (
         archive(dd.DuDe(LR, memory="workers", compress=way), *CASES["noisy"], updates=60) for way in (None, 1.0)
     )
-    assert torch.allclose(torch.stack(whole[1]), torch.stack(others[1]), rtol=0, atol=1e-14)
+    assert same(whole, others)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +130,7 @@ def test_a_rejected_message_is_not_remembered(way):
 
     problem = Spoilt(unlike(3, 4).settings["centers"])
     run = dd.simulate(dd.DuDe(2.0**-7, memory="workers", compress=way), problem, CASES["q3"][1], updates=5000)
-    assert run.rejected == 6 and run.error < 1e-14
+    assert run.rejected == 6 and run.error <= audit(run)
     assert torch.allclose(run.x, problem.optimum(), rtol=0, atol=1e-8)
 
 

@@ -35,6 +35,7 @@ def test_the_number_of_cores_changes_no_bit(name: str) -> None:
         assert differences(dd.simulate(ALGORITHMS[name], net(), SPEEDS, cores=cores, **options), alone) == [], cores
 
 
+@pytest.mark.numeric
 def test_local_steps_of_a_network_may_be_taken_on_several_cores() -> None:
     before, during = threading.active_count(), []
     watch = [lambda s, a: during.append(threading.active_count())]
@@ -232,6 +233,7 @@ def test_a_number_of_cores_that_cannot_be_is_refused(cores: Any) -> None:
             dd.simulate(dd.DuDe(LR), problem, SPEEDS, updates=1, cores=cores)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("name", ["dude two", "shuffled"])
 def test_a_run_may_go_on_with_another_number_of_cores(name: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"updates": 20, "checkpoint_every": 3}
@@ -257,6 +259,7 @@ def test_twins_share_data_and_no_weights() -> None:
     assert torch.equal(problem.net.weights, x)
 
 
+@pytest.mark.numeric
 def test_two_threads_with_twins_find_what_one_thread_does() -> None:
     problem = net()
     models = [problem.start(0) + k for k in (0.0, 0.5)]

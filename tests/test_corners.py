@@ -13,6 +13,7 @@ import dualdelay as dd
 from dualdelay.cli import main
 from dualdelay.delays import used_in
 from dualdelay.files import decode, encode
+from helpers import audit, rounding
 from own import Scenario
 from tables import CASES, LR
 
@@ -32,10 +33,12 @@ class Single(dd.Quadratic):
         return super().evaluate(x.double())
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("method", [dd.DuDe(0.05), dd.DuDe(0.05, memory="workers"), dd.MIFA(0.05), dd.SIAG(0.05)])
 def test_gradients_of_another_type_than_the_weights_are_converted(method):
     run = dd.simulate(method, Single([[0.0], [6.0], [12.0]]), Q3[1], updates=1000)
-    assert float(run.x) == pytest.approx(6.0, abs=1e-4)
+    # a step that is less than a last digit of the weights is none
+    assert float(run.x) == pytest.approx(6.0, abs=rounding(4, torch.float32) * 6 / method.lr)
     assert run.x.dtype == torch.float32
 
 
@@ -47,10 +50,11 @@ class Spike(dd.Quadratic):
         return (gradient + 1e20 if (worker, draw) == (0, 5) else gradient), loss
 
 
+@pytest.mark.numeric
 def test_a_huge_gradient_leaves_no_trace_in_the_sum():
     # added to 1e20 and taken away again, the others' gradients are gone from a float64 sum; the table knows them
     run = dd.simulate(dd.DuDe(1e-3), Spike([[0.0], [6.0], [12.0]]), Q3[1], updates=1500)
-    assert run.error < 1e-14
+    assert run.error <= audit(run)
 
 
 def test_who_comes_back_before_the_next_update_is_in_it():

@@ -24,6 +24,7 @@ from dualdelay.local_fleet import LocalFleet
 from dualdelay.loop import Loop
 from dualdelay.messages import Died, Measured, Ready
 from dualdelay.worker import Worker
+from helpers import rounding
 
 TRIO = [[0.0, 1.0], [6.0, -2.0], [12.0, 4.0]]
 DUDE = partial(dd.DuDe, lr=0.05, memory="workers")
@@ -111,7 +112,9 @@ class LocalPost:
 
         def measured():
             part = process.measure(piece.model.x, piece.samples, unit)
-            part = part if isinstance(part, str) else {**part, "seconds": seconds}
+            if isinstance(part, dict):
+                part = {k: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for k, v in part.items()}
+                part["seconds"] = seconds
             return Measured(worker, incarnation, piece.evaluation, part)
 
         self._call(process, seconds, measured)
@@ -172,7 +175,10 @@ class Running:
         lost = any(worker not in kept for worker, desk in desks if desk.memory != "none")
         if not isinstance(state, dd.AggregateState) or lost or any(due.kind == "restored" for due in self.staff.ready):
             return False
-        assert state.error(kept) < 1e-11 and not set(kept) & state.absent
+        gap = state.error(kept) * (sum(float(each.norm()) for each in kept.values()) or 1.0)
+        arrivals = len(self.loop.recorder.trace())
+        assert gap <= rounding(2 * arrivals + 4 * len(self.staff.desks)) * 64  # no sum of gradients is larger
+        assert not set(kept) & state.absent
         return True
 
     def check_jobs(self):
@@ -316,13 +322,15 @@ def test_in_any_order_of_events_the_sum_the_jobs_and_the_record_are_right(storm,
     here.check_replay()
 
 
+@pytest.mark.numeric
 def test_what_a_worker_kept_is_neither_counted_nor_saved_once_it_has_left(run):
     here = run(DUDE()).go(60)
     here.fleet.leave(2)
     while here.kinds != [("left", 2)]:
         here.go(1)
     held, saved = here.crew.held(), here.loop.save()["fleet"]
-    assert set(held) == {0, 1} and here.loop.state.error(held) < 1e-12
+    close = rounding(4 * len(here.loop.recorder.trace()))
+    assert set(held) == {0, 1} and here.loop.state.error(held) <= close
     assert (len(saved["held"]), saved["lost"], saved["away"]) == (2, [], [2])
     back = run(DUDE(), before=here).go(100)
     assert back.kinds == [("left", 2), ("joined", 2)]
@@ -448,6 +456,7 @@ def test_a_worker_asked_to_leave_and_at_once_to_join_does_both(run):
     here.check()
 
 
+@pytest.mark.numeric
 def test_a_frozen_gradient_outlives_its_process_and_what_others_lose_later(run):
     problem = Rough(TRIO)
     problem.raises, problem.spoils = lambda *job: job == (1, 20), lambda *job: False
@@ -458,4 +467,4 @@ def test_a_frozen_gradient_outlives_its_process_and_what_others_lose_later(run):
     here.go(100)
     restored = [(kind, worker) for worker in (1, 2) for kind in ("crashed", "lost", "restored")]
     assert here.kinds == [("failed", 1), ("frozen", 1), *restored]
-    assert torch.allclose(here.kept[1], frozen, rtol=1e-9) and here.check_sum()
+    assert float((here.kept[1] - frozen).abs().max()) <= rounding(2 * 3) * 64 and here.check_sum()

@@ -14,6 +14,7 @@ from dualdelay.config import alternatives
 from dualdelay.figures import _best, draw
 from dualdelay.progress import Sharing
 from dualdelay.trace import Table
+from helpers import drift, operations
 
 
 @pytest.mark.parametrize(
@@ -129,11 +130,13 @@ def together(tmp_path):
     return dd.sweep(grid, dd.Digits(workers=4), speeds, updates=40, batch=True, folder=tmp_path)
 
 
+@pytest.mark.numeric
 def test_a_run_computed_with_others_is_replayed_to_rounding_and_says_so(together, capsys):
     for made in together.runs:
         again = dd.replay(made.folder)
         assert "side by side with 3 others" in again.notes[0]
-        assert torch.allclose(again.x, made.x, rtol=1e-4, atol=1e-6)
+        close = drift(40, made.algorithm.lr, operations(made.problem), torch.float32)
+        assert (again.x - made.x).norm() <= close * made.x.norm()
     main(["replay", str(made.folder), "--json"])
     shown = capsys.readouterr()
     assert json.loads(shown.out)["same"] is again.same_bits and "3 others" in shown.err

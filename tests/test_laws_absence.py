@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import dualdelay as dd
-from helpers import archive, same, unlike
+from helpers import archive, audit, rounding, same, unlike
 from own import Killed, differences, kill_at, moves
 from tables import ALGORITHMS, CASES, LR
 
@@ -47,7 +47,7 @@ def test_who_comes_and_goes_is_heard_while_it_is_there_and_the_run_can_be_stoppe
     for worker, away in {3: [(0.0, 2.5)], 1: [(4.0, 7.0)], 0: [(9.0, math.inf)]}.items():
         mine = run.trace.time[run.trace.worker == worker]
         assert not any(((mine > start) & (mine < end)).any() for start, end in away)
-    assert run.version == 24 and (run.error is None or run.error < 1e-14)
+    assert run.version == 24 and (run.error is None or run.error <= audit(run))
     with pytest.raises(Killed):
         dd.simulate(ROWS[row], problem, speeds, folder=tmp_path / "killed", watch=(kill_at(11),), **options)
     assert differences(dd.resume(tmp_path / "killed"), run) == []
@@ -165,6 +165,7 @@ def test_ca2fl_forgets_what_a_worker_had_in_the_cache_when_it_leaves():
     assert x == 0.0
 
 
+@pytest.mark.numeric
 def test_who_leaves_and_comes_back_within_a_round_of_sync_counts_once():
     # from 100 with step 1 the mean of the three gradients leads to the mean of 0, 6, 12
     x, _ = at_once(
@@ -176,9 +177,10 @@ def test_who_leaves_and_comes_back_within_a_round_of_sync_counts_once():
         changes=[dd.leave(0, 2.0), dd.join(0, 2.5)],
         lr=1.0,
     )
-    assert x == pytest.approx(6, abs=1e-12)
+    assert x == pytest.approx(6, abs=rounding(8) * 100)
 
 
+@pytest.mark.numeric
 def test_saga_is_unbiased_about_who_has_just_joined():
     # table 10, 20 and nothing yet of worker 2; at gradients 10, 20, 30 the mean of the three directions is 20
     method, means = dd.SAGA(1.0), []
@@ -191,7 +193,7 @@ def test_saga_is_unbiased_about_who_has_just_joined():
         before = float(s.x)
         method.step(s, dd.Arrival(dd.Job(worker, 1, 1), torch.tensor([gradient]), 2.0, 1.0, 0.0))
         means.append(before - float(s.x))
-    assert sum(means) / 3 == pytest.approx(20.0)
+    assert sum(means) / 3 == pytest.approx(20.0, rel=rounding(16, torch.float32), abs=0)
 
 
 @pytest.mark.parametrize(

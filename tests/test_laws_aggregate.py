@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 import dualdelay as dd
 from dualdelay.problems import exact
-from helpers import AGGREGATING, apart, archive, few, same, times, unlike
+from helpers import AGGREGATING, apart, archive, audit, drift, few, rounding, same, times, unlike
 from tables import ALGORITHMS, CASES
+
+pytestmark = pytest.mark.numeric
 
 FOLLOWING = [row for row in AGGREGATING if row not in ("auto", "ca2fl", "aced", "sag", "saga")]  # the mean of the latest
 
@@ -23,55 +25,60 @@ def test_jobs_name_their_gradients_and_steps_follow_the_mean_of_the_latest(row, 
     algorithm, (problem, speeds) = ALGORITHMS[row], CASES[case]
     problem = exact(problem) if algorithm.exact else problem
     differences, packed = getattr(algorithm, "memory", "") == "workers", getattr(algorithm, "compress", None) is not None
-    start, steps, sent = problem.start(0), 0.0, {}
+    start, steps, sent, size, arrivals = problem.start(0), 0.0, {}, 0.0, 0
     models, lent = [start.clone()], [start]
-    single = start.dtype == torch.float32
-    close = {"rtol": 0, "atol": 1e-5 if single else 1e-12}
+    kind, n = start.dtype, problem.workers
+    single = kind == torch.float32
+
+    def near(a, b, close):
+        return float((a.double() - b.double()).abs().max()) <= close * size
 
     def check(s, a):
-        nonlocal steps
+        nonlocal steps, size, arrivals
         if row == "fedfix" and s.version == len(models):  # made by a wake
             models.append(s.x.clone())
             lent.append(s.x)
         gradient, loss = problem.gradient(models[a.job.version], a.job.worker, a.job.draw)
+        size, arrivals = max(size, float(s.x.abs().max()), float(gradient.abs().max())), arrivals + 1
         sent[a.worker] = a.value.double() + (sent.get(a.worker, 0.0) if differences else 0.0)
-        same_as = (
-            torch.allclose(sent[a.worker], gradient.double(), **close) if differences else torch.equal(a.value, gradient)
-        )
+        # a difference is rounded once, and what is lost of it is in the next
+        same_as = near(sent[a.worker], gradient, rounding(2, kind)) if differences else torch.equal(a.value, gradient)
         assert packed or same_as
         assert a.loss == loss
         if row in AGGREGATING and row not in ("aced", "auto"):  # which leaves old ones out, and keeps running means
             gap = float((s.total - sum(sent.values())).abs().max())
-            assert gap == 0.0 if single else gap < 1e-12  # a few float32 numbers add up in float64 without rounding
+            # two additions for each arrival; a few float32 numbers add up in float64 without rounding
+            assert gap == 0.0 if single else gap <= rounding(2 * arrivals + n) * n * size
         if s.version == len(models):
             models.append(s.x.clone())
             lent.append(s.x)
             steps = steps + sum(sent.values()) * (algorithm.lr / problem.workers)
-            assert row not in FOLLOWING or torch.allclose(s.x.double(), start.double() - steps, **close)
+            assert row not in FOLLOWING or near(s.x, start.double() - steps, drift(25, algorithm.lr, 2 * n, kind))
 
     run = dd.simulate(algorithm, problem, speeds, updates=25, watch=[check], evaluate_every=25)
     assert same(lent, models)
-    assert row not in AGGREGATING or (run.error == 0.0 if single else run.error < 1e-14)
+    assert row not in AGGREGATING or (run.error == 0.0 if single else run.error <= audit(run))
 
 
 @few
 @given(times, st.integers(1, 7), st.sampled_from(["wait", "busy", "zeros"]))
 def test_the_sum_is_right_whatever_the_speeds_and_wherever_the_memory(seconds, wait_for, start):
-    n, all_models = len(seconds), []
+    n, all_models, size = len(seconds), [], 16.0  # no weight and no gradient is larger
     problem = unlike(n, 2, noise=1.0)
     for memory in ("server", "workers"):
-        latest, models = {}, [problem.start(0)]
+        latest, models, jobs = {}, [problem.start(0)], []
 
-        def check(s, a, latest=latest, models=models):
+        def check(s, a, latest=latest, models=models, jobs=jobs):
+            jobs.append(a.job)
             latest[a.worker], _ = problem.gradient(models[a.job.version], a.job.worker, a.job.draw)
             if s.version == len(models):
                 models.append(s.x)
-            assert torch.allclose(s.total, sum(latest.values()), rtol=0, atol=1e-11)
+            assert float((s.total - sum(latest.values())).abs().max()) <= rounding(2 * len(jobs) + n) * n * size
 
         algorithm = dd.DuDe(0.01, min(wait_for, n), memory, start)
         dd.simulate(algorithm, problem, dd.FixedSpeeds(seconds), updates=30, watch=[check])
         all_models.append(models)
-    assert apart(*all_models) < 1e-12
+    assert apart(*all_models) <= drift(30, 0.01, 2 * n) * size
 
 
 @few
@@ -116,7 +123,7 @@ def test_a_lost_or_doubled_difference_moves_the_limit_and_a_table_heals(copies, 
     run = dd.simulate(algorithm, *CASES["q3"], updates=1500, watch=[keep], evaluate_every=1500)
     off = (1 - copies) * values[1, 2] if memory == "workers" else 0.0
     assert abs(values[1, 2]) > 0.1 and float(run.x) == pytest.approx(6 + off / 3, abs=1e-9)
-    assert run.error > 1e-3 if off else run.error < 1e-14
+    assert run.error > 1e-3 if off else run.error <= audit(run)
 
 
 def test_fedbuff_divides_by_the_size_of_its_buffer():
@@ -131,7 +138,7 @@ def test_fedbuff_divides_by_the_size_of_its_buffer():
         if len(buffer) == 3:
             x = x - 0.1 / 3 * sum(buffer)
             buffer.clear()
-        assert torch.allclose(s.x, x, rtol=0, atol=1e-12)
+        assert float((s.x - x).abs().max()) <= drift(30, 0.1, 8) * 16  # no weight and no gradient is larger
 
     dd.simulate(dd.FedBuff(0.1, buffer=3, staleness=0.5), *CASES["noisy"], updates=30, watch=[check])
     assert 0 in seen and len(seen) > 2

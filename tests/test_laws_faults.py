@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import dualdelay as dd
-from helpers import archive, same, unlike
+from helpers import apart, archive, audit, drift, same, unlike
 from own import Fresh
 from tables import ALGORITHMS, CASES, LR
 
@@ -64,14 +64,15 @@ def test_what_is_no_gradient_only_makes_its_worker_late(row, spoil, k):
     assert events == [("rejected", 1, k)] and run.rejected == 1
 
 
+@pytest.mark.numeric
 def test_a_rejected_difference_is_not_kept_by_its_worker():
     # were it kept, the next difference would be x - nan and the sum would miss it for good
     faulty, speeds = Faulty(lambda worker, draw: draw in (0, 2, 3)), dd.FixedSpeeds(SECONDS)
     (_, server), (run, workers) = (
         archive(dd.DuDe(0.05, memory=memory), faulty, speeds, updates=60) for memory in ("server", "workers")
     )
-    assert torch.allclose(torch.stack(server), torch.stack(workers), rtol=0, atol=1e-12)
-    assert run.rejected == 12 and run.error < 1e-14
+    assert apart(server, workers) <= drift(60, 0.05, 12) * 32  # no weight and no gradient is larger
+    assert run.rejected == 12 and run.error <= audit(run)
 
 
 def test_ten_bad_gradients_in_a_row_stop_the_run():
@@ -88,7 +89,9 @@ def test_ten_bad_gradients_in_a_row_stop_the_run():
 def limit(row, changes, problem=CASES["q3"][0], speeds=CASES["q3"][1]):
     method = replace(ALGORITHMS[row], lr=2 * ALGORITHMS[row].lr)
     run = dd.simulate(method, problem, speeds, updates=1100, changes=changes, evaluate_every=1100)
-    assert run.error < 1e-14 or run.state.n == 1  # alone its gradient tends to zero, and the error is relative to that
+    assert (
+        run.error <= audit(run) or run.state.n == 1
+    )  # alone its gradient tends to zero, and the error is relative to that
     return float(run.x), run.state.n
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dualdelay as dd
-from helpers import archive, few, unlike
+from helpers import archive, few, rounding, unlike
 from tables import ALGORITHMS, CASES, LR
 
 RESTING = {
@@ -18,12 +18,15 @@ RESTING = {
 }
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("name", RESTING)
 def test_methods_with_memory_rest_at_the_solution(name):
     # I-8: w* = (0 + 6 + 12) / 3
     method = replace(RESTING[name], lr=2 * LR)
     run = dd.simulate(method, *CASES["q3"], updates=1100, evaluate_every=1100)
-    assert float(run.x) == pytest.approx(6, abs=1e-12)
+    assert float(run.x) == pytest.approx(
+        6, abs=rounding(16) * 6 / method.lr
+    )  # a step that is less than a last digit is none
 
 
 # The others circle. Over a period the steps cancel: sum weight_j (r_j - b_j) = 0 over its arrivals j with read points r_j,
@@ -69,6 +72,7 @@ def test_read_points_of_the_vanilla_cycle_average_to_its_limit(seconds, lr):
     assert read_points(run, models)[-int(counts.sum()) :].mean() == pytest.approx(expected, abs=1e-10)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("seconds", [[1.0, 2.0, 4.0], [0.7, 30.0, 1.3]])
 def test_dude_solves_the_equal_problem_and_vanilla_one_weighted_by_speed(seconds):
     # I-8: (sum p_i A_i)^-1 sum p_i A_i b_i with equal shares p or by speed; also with a worker forty times slower
@@ -80,7 +84,9 @@ def test_dude_solves_the_equal_problem_and_vanilla_one_weighted_by_speed(seconds
     )
     problem, speeds = dd.Quadratic(b, A), dd.FixedSpeeds(seconds)
     x = dd.simulate(dd.DuDe(2.0**-6), problem, speeds, updates=4000, evaluate_every=4000).x
-    assert torch.allclose(x, equal, rtol=0, atol=1e-9) and torch.allclose(problem.optimum(), equal, rtol=0, atol=1e-14)
+    assert torch.allclose(x, equal, rtol=0, atol=1e-9) and torch.allclose(
+        problem.optimum(), equal, rtol=rounding(64), atol=0
+    )
     _, models = archive(dd.VanillaASGD(2.0**-8), problem, speeds, updates=4000)
     assert torch.allclose(torch.stack(models[-1400:]).mean(0), biased, rtol=0, atol=0.02)
 

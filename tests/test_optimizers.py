@@ -11,7 +11,10 @@ import dualdelay as dd
 from dualdelay.files import decode, encode
 from dualdelay.optimizer import Optimizer, make_optimizer, optimizer_of
 from dualdelay.state import BLOCK, State
+from helpers import drift, rounding
 from own import Killed, differences, kill_at
+
+pytestmark = pytest.mark.numeric
 
 OPTIMIZERS = [
     "SGD",
@@ -121,7 +124,7 @@ def test_any_shape_of_weights_moves():
 def test_the_division_is_done_before_the_rounding():
     state = server("SGD", x=torch.zeros(1), lr=1.0)
     state.descend(torch.tensor([3e39], dtype=torch.float64), 1.0, over=10)  # the sum alone is no float32
-    assert state.x.item() == pytest.approx(-3e38)
+    assert torch.equal(state.x, torch.tensor([-3e38]))
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -134,7 +137,7 @@ def test_momentum_follows_its_recursion(nesterov):
         models.append(x)
     text = f"SGD[momentum=0.9,weight_decay=0.01,nesterov={nesterov}]"
     made = path(server(text, x=start(kind=torch.float64)), directions, over=4)
-    torch.testing.assert_close(made, torch.stack(models), rtol=1e-13, atol=1e-15)
+    assert float((made - torch.stack(models)).abs().max()) <= drift(12, 0.05, 8 * 10) * 3  # velocities are ten gradients
 
 
 @pytest.mark.parametrize("text", OPTIMIZERS)
@@ -152,7 +155,7 @@ def test_the_first_step_of_adam_is_lr_whatever_the_gradient():
 
 def test_weight_decay_pulls_to_zero():
     models = path(server("SGD[weight_decay=0.5]", lr=0.1), [torch.zeros(5)] * 100, lr=0.1)
-    torch.testing.assert_close(models[-1], start() * 0.95**100, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(models[-1], start() * 0.95**100, rtol=rounding(4 * 100, torch.float32), atol=0.0)
 
 
 def test_a_schedule_changes_the_step_at_its_update():
@@ -188,7 +191,7 @@ def test_steps_that_a_method_shortens_are_shortened_by_as_much():
     """Delay-adaptive ASGD divides its step for old gradients; torch's SGD then makes the same steps as the plain one."""
     method = dd.DelayAdaptiveASGD(lr=0.1)
     plain, torchs = (dd.simulate(method, QUADRATIC, TWO, updates=40, optimizer=given) for given in (None, "SGD"))
-    torch.testing.assert_close(torchs.x, plain.x, rtol=1e-12, atol=0.0)
+    assert float((torchs.x - plain.x).abs().max()) <= drift(40, 0.1, 8) * 16  # no weight and no gradient is larger
 
 
 @pytest.mark.parametrize("method", [dd.AutoDuDe(), dd.FADAS(lr=0.05)])
@@ -309,7 +312,7 @@ def test_an_optimiser_may_put_other_weights_in_place():
 
     directions = gradients(4)
     made, plain = path(server(lambda params: Replacing(params, lr=0.05)), directions), path(server(), directions)
-    torch.testing.assert_close(made, plain)
+    assert float((made - plain).abs().max()) <= drift(4, 0.05, 1, torch.float32) * 3  # no gradient is larger
 
 
 def resumed(optimizer, schedule, kind, before):

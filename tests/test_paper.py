@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from rich.console import Console
 
@@ -26,6 +27,7 @@ from dualdelay.paper.cells import compute, load
 from dualdelay.paper.command import write_all
 from dualdelay.paper.experiment import FIGURES, TITLES, Cell, Experiment, title
 from dualdelay.paper.tables import Choice, Outcome
+from helpers import drift, operations, rounding
 
 PROBLEM = "digits[minimum=1,hidden=8,batch_size=16]"
 SIZE = {"updates": 60, "evaluations": 3, "problem": PROBLEM}
@@ -103,6 +105,7 @@ def test_all_methods_and_steps_of_one_seed_begin_with_the_same_loss_whatever_the
     assert len(set.union(*starts.values())) == 4, "another split or seed, another loss"
 
 
+@pytest.mark.numeric
 def test_all_first_updates_over_all_workers_are_the_same(tmp_path):
     """DuDe, MIFA and synchronous SGD begin with the mean of everyone's first gradient: same weights, same minibatches.
 
@@ -123,7 +126,7 @@ def test_all_first_updates_over_all_workers_are_the_same(tmp_path):
 def test_every_run_ends_at_the_time_in_which_asynchronous_workers_make_the_updates(whole):
     for cell, book in books(whole):
         assert book["speeds"] == [dd.TruncatedNormalSpeeds(6, cell.std, cell.seed).seconds(i, 0) for i in range(6)]
-        assert book["horizon"] == pytest.approx(60 / sum(1 / s for s in book["speeds"]), rel=1e-12)
+        assert book["horizon"] == pytest.approx(60 / sum(1 / s for s in book["speeds"]), rel=rounding(16), abs=0)
         assert len(book["runs"]) == 32
         for run in book["runs"].values():
             assert run["time"] == pytest.approx([book["horizon"] * k / 3 for k in range(4)], rel=1e-6)
@@ -322,6 +325,7 @@ def test_runs_that_diverge_are_told_as_such_and_not_chosen_before_one_that_ended
     assert (tmp_path / "alone" / "figure1.png").exists()
 
 
+@pytest.mark.numeric
 def test_runs_side_by_side_are_those_computed_one_by_one():
     cell = next(replace(TINY, steps=(0.2,)).cells())
     problems = {alpha: cell.problem(alpha) for alpha in TINY.alphas}
@@ -331,9 +335,11 @@ def test_runs_side_by_side_are_those_computed_one_by_one():
     together = cells._runs(cell, points, lambda share, text: told.append(share), batch=True)
     assert sum(share < 1 for share in told) < len(points), "each run that is computed by itself is told of"
     assert list(together) == list(single) == [cells._name(*key) for key in cell.wanted()]
+    k, samples = operations(problems[0.1]), operations(problems[0.1], samples=1437)  # all, if one worker has them
+    close = drift(TINY.updates, 0.2, k, torch.float32) + rounding(samples, torch.float32)
     for name, run in together.items():
         assert all(run[what] == single[name][what] for what in ("updates", "arrivals", "version", "tau_max"))
-        assert run["objective"] == pytest.approx(single[name]["objective"], rel=1e-4)
+        assert run["objective"] == pytest.approx(single[name]["objective"], rel=close, abs=0)
 
 
 # what the tables say

@@ -18,7 +18,7 @@ from torch.utils.data import Subset, TensorDataset
 
 import dualdelay as dd
 from dualdelay.evaluation import NAMES
-from helpers import ROUNDED
+from helpers import operations, rounding
 from own import Scaled, mlp, shards, three
 from tables import ALGORITHMS, CASES, LR
 
@@ -58,6 +58,7 @@ def plain_gradient(model: nn.Module, pair: Any) -> Tensor:
 MODELS: dict[str, Callable[[], nn.Module]] = {"mlp": mlp, "cnn": cnn, "scalar and frozen": Scaled, "tied and unused": Tied}
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_a_network_s_gradient_is_plain_autograd_s_bit_for_bit(make: Callable[[], nn.Module]) -> None:
     model, data = make(), shards()
@@ -71,6 +72,7 @@ def test_a_network_s_gradient_is_plain_autograd_s_bit_for_bit(make: Callable[[],
         )
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_the_final_model_loads_into_the_user_s_module(make: Callable[[], nn.Module], tmp_path: Path) -> None:
     model = make()
@@ -84,14 +86,16 @@ def test_the_final_model_loads_into_the_user_s_module(make: Callable[[], nn.Modu
         moved = not torch.equal(parameter, given[name])
         assert moved == (parameter.requires_grad and name != "spare"), name
     losses = [cross_entropy(model(inputs), targets).item() for inputs, targets in shards()]
-    assert run.metrics.objective[-1] == pytest.approx(np.mean(losses), rel=1e-6)
-    assert run.metrics.pooled_loss[-1] == pytest.approx(np.average(losses, weights=[20, 24, 28]), rel=1e-6)
+    close = rounding(operations(problem, samples=28), torch.float32)
+    assert run.metrics.objective[-1] == pytest.approx(np.mean(losses), rel=close, abs=0)
+    assert run.metrics.pooled_loss[-1] == pytest.approx(np.average(losses, weights=[20, 24, 28]), rel=close, abs=0)
     inputs, targets = shards()[0]
-    assert run.metrics.accuracy[-1] == pytest.approx(float((model(inputs).argmax(1) == targets).float().mean()))
+    assert run.metrics.accuracy[-1] == int((model(inputs).argmax(1) == targets).sum()) / 20
     rest = dd.simulate(dd.DuDe(0.1), problem, three, updates=0, start=tmp_path / "run" / "model.safetensors")
     assert torch.equal(rest.x, run.x)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("weights", ["equal", "samples"])
 def test_the_workers_full_gradients_average_to_that_of_the_objective(weights: str) -> None:
     data = shards()
@@ -107,20 +111,23 @@ def test_the_workers_full_gradients_average_to_that_of_the_objective(weights: st
     pooled = cross_entropy(model(torch.cat([i for i, _ in data]).double()), torch.cat([t for _, t in data]))
     expected = pooled if weights == "samples" else sum(losses) / 3
     gradient = torch.cat([p.reshape(-1) for p in torch.autograd.grad(expected, trainable(model))])
-    torch.testing.assert_close(mean, gradient, rtol=1e-12, atol=1e-15)
-    assert found["objective"] == pytest.approx(expected.item(), rel=1e-12)
-    assert found["pooled_loss"] == pytest.approx(pooled.item(), rel=1e-12)
-    assert found["gradient_norm"] == pytest.approx(float(gradient.norm()), rel=1e-12)
+    close = rounding(operations(problem, samples=sum(sizes)))
+    assert (mean - gradient).norm() <= close * gradient.norm()
+    assert found["objective"] == pytest.approx(expected.item(), rel=close, abs=0)
+    assert found["pooled_loss"] == pytest.approx(pooled.item(), rel=close, abs=0)
+    assert found["gradient_norm"] == pytest.approx(float(gradient.norm()), rel=close, abs=0)
 
 
+@pytest.mark.numeric
 def test_a_dataset_and_a_pair_of_tensors_are_the_same_data() -> None:
     pairs = shards()
     datasets = [TensorDataset(*pairs[0]), Subset(TensorDataset(*pairs[1]), range(24)), TensorDataset(*pairs[2])]
     one, other = (dd.Network(mlp(), cross_entropy, data, 4, test=data[0]) for data in (pairs, datasets))
     runs = [dd.simulate(dd.DuDe(LR), problem, three, updates=10) for problem in (one, other)]
     assert torch.equal(runs[0].x, runs[1].x)
+    close = rounding(operations(one, samples=sum(len(pair[0]) for pair in pairs)), torch.float32)
     for name in runs[0].metrics:  # pairs of several workers are evaluated in one call, in another order of summation
-        assert runs[0].metrics[name].tolist() == pytest.approx(runs[1].metrics[name].tolist(), rel=ROUNDED)
+        assert runs[0].metrics[name].tolist() == pytest.approx(runs[1].metrics[name].tolist(), rel=close, abs=0)
 
 
 @pytest.mark.parametrize("replacement", [True, False])
@@ -194,6 +201,7 @@ def test_a_split_deals_digits_to_workers(split: str) -> None:
     assert problem.fingerprint() != dd.Digits(workers=3, split="dirichlet", alpha=1.0, hidden=4, batch_size=2).fingerprint()
 
 
+@pytest.mark.numeric
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 999), worker=st.integers(0, 3), draw=st.integers(0, 99))
 def test_logistic_gradients_are_autograd_s_and_within_the_smoothness_bound(seed: int, worker: int, draw: int) -> None:
@@ -204,25 +212,26 @@ def test_logistic_gradients_are_autograd_s_and_within_the_smoothness_bound(seed:
     a, b = (part[problem.indices(worker, draw)] for part in problem._pairs[worker])
     x.requires_grad_()
     loss = torch.log1p(torch.exp(-b * (a @ x))).mean() + 0.005 * x.dot(x)
-    torch.testing.assert_close(
-        problem.gradient(x.detach(), worker, draw)[0], *torch.autograd.grad(loss, x), rtol=1e-12, atol=1e-14
-    )
-    assert problem.gradient(x.detach(), worker, draw)[1] == pytest.approx(loss.item(), rel=1e-12)
+    (gradient, found), close = problem.gradient(x.detach(), worker, draw), rounding(operations(problem, samples=12))
+    assert (gradient - torch.autograd.grad(loss, x)[0]).norm() <= close * (a.norm(dim=1).mean() + x.norm())
+    assert found == pytest.approx(loss.item(), rel=close, abs=0)
     gradients = [full._on(point.detach(), *full._pairs[worker])[1] for point in (x, y)]
-    assert (gradients[0] - gradients[1]).norm() <= full.smoothness()[worker] * (x - y).norm() * (1 + 1e-12)
+    assert (gradients[0] - gradients[1]).norm() <= full.smoothness()[worker] * (x - y).norm() * (1 + close)
 
 
+@pytest.mark.numeric
 def test_at_an_optimum_the_gradient_is_zero() -> None:
     matrices = dd.Quadratic([[1.0, 0.0], [0.0, 2.0]], [[[2.0, 1.0], [1.0, 3.0]], 0.5])
-    assert matrices.evaluate(matrices.optimum())["gradient_norm"] < 1e-12
+    assert matrices.evaluate(matrices.optimum())["gradient_norm"] <= rounding(16) * 8  # the size of what cancels
     # (A_1 + A_2) x = A_1 c_1 + A_2 c_2 is [[2.5, 1], [1, 3.5]] x = [2, 2]
     assert matrices.optimum().tolist() == pytest.approx([5 / 7.75, 3 / 7.75])
     assert dd.Quadratic([[0.0], [6.0], [12.0]], [1.0, 2.0, 3.0]).optimum().tolist() == pytest.approx([8.0])
     for seed in range(5):
         problem = dd.Logistic(seed=seed, unlike=3.0)
-        assert problem.evaluate(problem.optimum())["gradient_norm"] < 1e-12
+        assert problem.evaluate(problem.optimum())["gradient_norm"] < 1e-12  # which it is said to reach
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("case", ["q3", "noisy", "logistic", "digits"])
 def test_one_local_step_is_the_plain_problem(case: str) -> None:
     problem, speeds = CASES[case]
@@ -231,6 +240,7 @@ def test_one_local_step_is_the_plain_problem(case: str) -> None:
     assert all(runs[0].trace[name].tolist() == runs[1].trace[name].tolist() for name in ("time", "worker", "draw", "loss"))
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("k", [2, 5])
 @pytest.mark.parametrize("case", ["noisy", "logistic", "digits"])
 def test_local_steps_report_how_far_they_went_with_named_minibatches(case: str, k: int) -> None:
@@ -244,8 +254,10 @@ def test_local_steps_report_how_far_they_went_with_named_minibatches(case: str, 
             y = y - 0.25 * gradient
             losses.append(loss)
         value, loss = problem.gradient(x, worker, m)
-        torch.testing.assert_close(value, (x - y) / 0.25, rtol=1e-4 if value.dtype == torch.float32 else 1e-12, atol=1e-6)
-        assert loss == pytest.approx(np.mean(losses))
+        # y is rounded at each step, to last digits of x that are four times as large in the difference over 1/4
+        close = rounding(2 * k + 2, x.dtype) * (4 * x.abs().max() + value.abs().max())
+        assert float((value - (x - y) / 0.25).abs().max()) <= close
+        assert loss == pytest.approx(np.mean(losses), rel=rounding(2 * k), abs=0)
         assert problem.batches(worker) == k
         if case != "noisy":
             assert problem.indices(worker, m).tolist() == [inner.indices(worker, m * k + j).tolist() for j in range(k)]

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import dualdelay as dd
+from helpers import ROUNDED, drift
 from real import Marked, Real, check, kinds, small_net
 
 pytestmark = pytest.mark.usefixtures("ray_here")
@@ -62,7 +63,8 @@ def test_the_memory_at_the_server_and_at_the_workers_give_the_same_iterates():
         loop.begin()
         while loop.fleet.peek() is not None:
             loop.advance()
-        assert torch.allclose(loop.state.x, run.x, rtol=0, atol=1e-6)
+        close = drift(run.version, 0.1, 8, torch.float32)  # one that was lost would move them further at each update
+        assert (loop.state.x - run.x).norm() <= close * run.x.norm()
 
 
 def test_data_are_built_in_the_worker_alone_and_evaluated_there(tmp_path):
@@ -72,11 +74,15 @@ def test_data_are_built_in_the_worker_alone_and_evaluated_there(tmp_path):
     run = dd.train(dd.DuDe(lr=0.1), problem, fleet, updates=60, evaluate_every=20, folder=tmp_path / "run")
     built = sorted(path.name for path in tmp_path.glob("shard-*"))
     assert built == sorted(f"shard-{worker}-{pid}" for worker, (_, pid) in fleet.places.items())
-    assert run.metrics.version.tolist() == [0, 20, 40, 60]
+    assert {0, 60} <= set(run.metrics.version.tolist()) <= {0, 20, 40, 60}  # one that is still under way lets the next pass
+    assert run.metrics.share.tolist() == [1.0] * len(run.metrics) and run.metrics.answered.tolist() == [2.0] * len(
+        run.metrics
+    )
     assert run.metrics.objective[-1] < run.metrics.objective[0]
     exact = dd.Network(small_net, loss, [shard(worker) for worker in range(2)], batch_size=16).evaluate(run.x)
-    assert run.metrics.objective[-1] == pytest.approx(exact["objective"], abs=1e-12)
-    assert run.metrics.gradient_norm[-1] == pytest.approx(exact["gradient_norm"], rel=1e-9)
+    assert run.metrics.objective[-1] == pytest.approx(exact["objective"], rel=ROUNDED)
+    assert run.metrics.gradient_norm[-1] == pytest.approx(exact["gradient_norm"], rel=ROUNDED)
+    assert run.workers.worker.tolist()[-2:] == [0, 1] and run.workers.loss[-2:].mean() == run.metrics.objective[-1]
     check(run, tmp_path / "run", problem)
 
 

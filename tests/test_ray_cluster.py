@@ -11,6 +11,7 @@ from ray.cluster_utils import Cluster
 
 import dualdelay as dd
 from dualdelay.post import staying_here
+from helpers import audit
 from real import Real, Until, check, kill, kinds
 
 PAIR = [[0.0, 1.0], [6.0, -2.0]]
@@ -135,7 +136,7 @@ def test_training_survives_chaos(cluster, tmp_path):
         thread.join()
     assert min(since) >= 50, since
     assert "node" in kills and len(kills) >= 2, kills
-    assert kinds(run).count("crashed") >= 2 and run.state.n == 4 and run.error < 1e-12
+    assert kinds(run).count("crashed") >= 2 and run.state.n == 4 and run.error <= audit(run)
     again = dd.replay(tmp_path / "run")
     assert torch.equal(again.x, run.x)
     until = {"updates": run.version, "evaluate_every": run.version}

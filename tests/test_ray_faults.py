@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import dualdelay as dd
+from helpers import audit
 from real import Real, Stubborn, Trouble, Until, check, kill, kinds
 
 pytestmark = pytest.mark.usefixtures("ray_here")
@@ -215,7 +216,7 @@ def test_the_server_is_killed_and_resume_goes_on_from_the_last_checkpoint(tmp_pa
     saved = max(int(path.stem.partition("-")[0]) for path in folder.glob("checkpoints/*.safetensors"))
     run = dd.resume(folder, updates=150)
     assert run.version == 150 and len(run.trace) >= saved - 1
-    assert run.error < 1e-12
+    assert run.error <= audit(run)
     replayed = dd.replay(folder)
     assert torch.equal(replayed.x, run.x)
 
@@ -230,7 +231,8 @@ def test_killed_at_the_very_end_there_is_no_audit_and_the_record_is_right(tmp_pa
 
     run = dd.train(DUDE(lr=0.05), problem, fleet, updates=40, watch=[strike], folder=folder)
     assert run.error is None and run.notes == ("there is no audit: workers [1] did not say at the end what they keep",)
-    assert dd.replay(folder, problem).error < 1e-12
+    again = dd.replay(folder, problem)
+    assert again.error <= audit(again)
     longer = dd.resume(folder, updates=80, problem=problem)
     assert kinds(longer)[:2] == ["lost", "restored"]
     check(longer, folder, problem)

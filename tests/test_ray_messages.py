@@ -7,6 +7,7 @@ import torch
 import dualdelay as dd
 from dualdelay.messages import Reply, Request
 from dualdelay.worker import Worker
+from helpers import rounding
 from real import Real, check, kinds
 
 PAIR = [[0.0, 1.0], [6.0, -2.0]]
@@ -73,6 +74,11 @@ def worker(memory="workers"):
     return Worker(0, problem, dd.DuDe(lr=0.1, memory=memory).message, 1), problem
 
 
+def near(a, b):
+    """Whether they are the same but for the rounding of a difference; no gradient here is larger than 8."""
+    return float(np.abs(a - b).max()) <= rounding(4) * 8
+
+
 def test_a_repeated_request_gets_the_same_reply_without_computing_again():
     mine, problem = worker()
     x = np.zeros(2)
@@ -96,14 +102,14 @@ def test_what_is_kept_changes_only_when_the_server_has_accepted_it():
     x, zero = np.zeros(2), torch.zeros(2, dtype=torch.float64)
     g = [problem.gradient(zero, 0, draw)[0].numpy() for draw in range(4)]
     first = mine.compute(request(0, 0), x, None)
-    assert np.allclose(first.value, g[0]) and mine.held(-1) is None and np.allclose(mine.held(0), g[0])
+    assert near(first.value, g[0]) and mine.held(-1) is None and near(mine.held(0), g[0])
     second = mine.compute(request(1, 1, accepted=-1), x, None)  # the first was turned down: the whole gradient again
-    assert np.allclose(second.value, g[1])
+    assert near(second.value, g[1])
     third = mine.compute(request(2, 2, accepted=1), x, None)
-    assert np.allclose(third.value, g[2] - g[1]) and np.allclose(mine.held(1), g[1])
+    assert near(third.value, g[2] - g[1]) and near(mine.held(1), g[1])
     fourth = mine.compute(request(3, 3, accepted=1), x, None)  # the third was lost for good
-    assert np.allclose(fourth.value, g[3] - g[1])
-    assert np.allclose(mine.held(3), g[3])
+    assert near(fourth.value, g[3] - g[1])
+    assert near(mine.held(3), g[3])
 
 
 def test_a_new_process_starts_with_what_it_is_given_to_keep():
@@ -111,7 +117,7 @@ def test_a_new_process_starts_with_what_it_is_given_to_keep():
     given = np.array([5.0, 5.0])
     gradient = problem.gradient(torch.zeros(2, dtype=torch.float64), 0, 3)[0].numpy()
     reply = mine.compute(request(7, 3), np.zeros(2), given)
-    assert np.allclose(reply.value, gradient - given) and np.allclose(mine.held(7), gradient)
+    assert near(reply.value, gradient - given) and near(mine.held(7), gradient)
     assert isinstance(reply, Reply) and reply.keeps and reply.error == ""
 
 
@@ -128,4 +134,4 @@ def test_an_exception_becomes_a_traceback_and_the_next_job_is_none_the_worse():
     failed = mine.compute(request(1, 1, accepted=0), x, None)
     assert "KeyError: 'nothing here'" in failed.error and not failed.keeps
     assert np.array_equal(mine.held(0), mine.compute(request(2, 2, accepted=0), x, None).value * 0 + mine.held(0))
-    assert "Traceback" in mine.measure(x)  # this problem is evaluated as a whole
+    assert "Traceback" in mine.measure(x, None, 0.0)  # this problem is evaluated as a whole

@@ -30,6 +30,7 @@ def same_order_and_bits(run: dd.Run, folder: Path, problem: dd.Problem | None = 
     assert [key for key in compared if recorded[key] != replayed[key]] == []
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_replay_of_every_run_gives_the_recorded_bits(name: str, tmp_path: Path) -> None:
     run = SCENARIOS[name].run(folder=tmp_path / "run")
@@ -141,6 +142,7 @@ class Changed(Method):
         return [dd.send(a.worker)]
 
 
+@pytest.mark.numeric
 def test_changed_code_of_a_method_is_found_at_the_first_version(tmp_path: Path) -> None:
     dd.ALGORITHMS["method"] = Method
     try:

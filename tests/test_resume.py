@@ -38,6 +38,7 @@ def test_killed_at_any_arrival_every_run_ends_with_the_same_bits(name: str, tmp_
         assert differences(resumed, straight) == [], f"killed at arrival {count}"
 
 
+@pytest.mark.numeric
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_killed_again_and_again_the_run_ends_with_the_same_bits(data: st.DataObject, tmp_path_factory: object) -> None:

@@ -268,6 +268,7 @@ def test_each_run_can_be_extended_by_itself(method: dd.Algorithm[Any], tmp_path:
         assert unlike(dd.resume(run.folder, updates=35), straight) == []
 
 
+@pytest.mark.numeric
 def test_each_run_with_a_network_can_be_extended_by_itself(tmp_path: Path) -> None:
     grid = {"algorithm": [dd.DuDe(LR)], "lr": [LR, 0.1], "problem": [digits(0.1), digits(0.5)]}
     options = {"evaluate_every": 6, "checkpoint_every": 4}

@@ -12,8 +12,11 @@ from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
 from dualdelay.draws import Draws
+from helpers import audit
 from own import Killed, differences, kill_at, mlp, shards
 from tables import ALGORITHMS, CASES, LR
+
+pytestmark = pytest.mark.numeric
 
 # bfloat16 has p = 8 binary digits, the leading one among them. Next to a number in [2^e, 2^(e+1)) its numbers are 2^(e-7)
 # apart, so rounding to the nearest is off by at most 2^(e-8): by 2^-8 / (1 + 2^-8) of the number, a little less than
@@ -64,9 +67,9 @@ def test_the_sum_is_that_of_the_rows_kept(name: str, kind: str) -> None:
     for table in ("full", "half", "host"):
         run = dd.simulate(TABLED[name], PROBLEMS[kind](), SPEEDS, updates=16, table=table, evaluate_every=16)
         state: Any = run.state
-        assert run.error < 1e-12
+        assert run.error <= audit(run)
         total = sum(row.double() for row in state.table)
-        assert (state.total - total).norm() <= 1e-12 * sum(row.double().norm() for row in state.table)
+        assert (state.total - total).norm() <= audit(run) * sum(row.double().norm() for row in state.table)
         expected = torch.bfloat16 if table == "half" else run.x.dtype
         assert {row.dtype for row in state.table} == {expected}
         assert {row.device.type for row in state.table} == {"cpu"}
@@ -89,9 +92,11 @@ def test_on_the_host_nothing_changes(name: str, kind: str) -> None:
 def test_at_every_step_rounded_rows_move_the_mean_by_no_more_than_their_last_digit(name: str, kind: str) -> None:
     for table in ("full", "half"):
         latest = Latest()
-        dd.simulate(TABLED[name], PROBLEMS[kind](), SPEEDS, updates=16, table=table, watch=[latest], evaluate_every=16)
+        run = dd.simulate(
+            TABLED[name], PROBLEMS[kind](), SPEEDS, updates=16, table=table, watch=[latest], evaluate_every=16
+        )
         if table == "full":
-            assert max(latest.off) < 1e-14
+            assert max(latest.off) <= audit(run)
         else:
             assert max(latest.off) <= UNIT
             assert max(latest.off) > 1e-5  # they are rounded
@@ -126,7 +131,7 @@ def test_a_worker_that_leaves_takes_its_rounded_row_along() -> None:
         assert [event["kind"] for event in run.trace.events] == ["left", "left", "joined"]
         assert state.n == 3
         assert not state.table[0].any()
-        assert run.error < 1e-12
+        assert run.error <= audit(run)
         assert {row.dtype for row in state.table} == {torch.bfloat16 if table == "half" else torch.float64}
 
 
@@ -150,7 +155,7 @@ def test_gradients_that_come_in_short_floats_are_kept_exactly(table: str) -> Non
     latest = Latest()
     problem = dd.Network(mlp().bfloat16(), cross_entropy, data, 4)
     run = dd.simulate(dd.DuDe(LR), problem, SPEEDS, updates=12, table=table, watch=[latest])
-    assert max(latest.off) < 1e-14
+    assert max(latest.off) == 0.0  # sums of so few digits are exact in float64
     assert run.x.dtype == torch.bfloat16
 
 

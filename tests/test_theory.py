@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 import dualdelay as dd
 from dualdelay import theory
 from dualdelay.theory import Along, Constants, Estimate, bound, constants, horizon, largest_step, rates, step_size, times
-from helpers import archive, few, unlike
+from helpers import archive, few, operations, rounding, unlike
 from own import Holes, bits, mlp, shards
 
 MATRICES = [1.0, [[2.0, 0.5], [0.5, 1.0]], [[0.5, -1.0], [-1.0, 4.0]]]  # unlike curvatures
@@ -49,6 +49,7 @@ def matrices(problem: dd.Quadratic) -> Tensor:
 # ------------------------------------------------------------------------------------------------ exact constants
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("name", QUADRATICS)
 def test_everything_about_a_quadratic_is_exact(name):
     problem = QUADRATICS[name]
@@ -56,14 +57,16 @@ def test_everything_about_a_quadratic_is_exact(name):
     local = torch.stack([problem.measure(x, i)["gradient"] for i in range(problem.workers)])
     hessian = matrices(problem)
     best = problem.evaluate(problem.optimum())["objective"]
-    assert found.smoothness.value == pytest.approx(float(torch.linalg.eigvalsh(hessian.mean(0))[-1]), rel=1e-14)
+    close = rounding(operations(problem))
+    assert found.smoothness.value == pytest.approx(float(torch.linalg.eigvalsh(hessian.mean(0))[-1]), rel=close, abs=0)
     assert found.curvature.value == found.smoothness.value
     assert [each.value for each in found.smoothnesses] == pytest.approx(
         [float(torch.linalg.eigvalsh(h)[-1]) for h in hessian]
     )
     assert found.variance.value == pytest.approx(len(x) * problem.noise**2)
-    assert found.gap.value == pytest.approx(problem.evaluate(x)["objective"] - best, rel=1e-12)
-    assert found.gradient.value == pytest.approx(problem.evaluate(x)["gradient_norm"], rel=1e-14)
+    objective = problem.evaluate(x)["objective"]
+    assert found.gap.value == pytest.approx(objective - best, rel=0, abs=close * objective)
+    assert found.gradient.value == pytest.approx(problem.evaluate(x)["gradient_norm"], rel=close, abs=0)
     truth = (local - local.mean(0)).square().sum(1).tolist()
     assert [each.value for each in found.unlikeness] == pytest.approx(truth)
     one = [found.smoothness, found.curvature, found.variance, found.gap, found.gradient]
@@ -79,11 +82,13 @@ def test_like_curvatures_are_as_unlike_everywhere_and_unlike_ones_are_not():
     assert grows == sorted(grows) and grows[-1] > 1e5
 
 
+@pytest.mark.numeric
 def test_the_gap_of_a_quadratic_loses_nothing_near_the_optimum():
     problem = dd.Quadratic(CENTERS, MATRICES, start=[0.0, 0.0])
     away = torch.tensor([1e-7, -1e-7], dtype=torch.float64)
     truth = float(0.5 * away @ matrices(problem).mean(0) @ away)
-    assert constants(problem, problem.optimum() + away).gap.value == pytest.approx(truth, rel=1e-6)
+    x = problem.optimum() + away  # whose last digits are those of the optimum
+    assert constants(problem, x).gap.value == pytest.approx(truth, rel=rounding(8) * float(x.abs().max()) / 1e-7, abs=0)
 
 
 def test_a_quadratic_without_a_lower_bound_or_with_a_flat_direction():
@@ -104,6 +109,7 @@ def per_sample(problem: dd.Logistic, x: Tensor, worker: int) -> Tensor:
     return features * (-labels * torch.sigmoid(-labels * (features @ x)))[:, None] + problem.reg * x
 
 
+@pytest.mark.numeric
 def test_logistic_regression_by_brute_force_over_all_samples():
     problem = logistic()
     x = torch.tensor([0.5, -1.0, 0.25, 2.0], dtype=torch.float64)
@@ -114,12 +120,14 @@ def test_logistic_regression_by_brute_force_over_all_samples():
     assert all(near(*pair) for pair in zip(found.variances, variances, strict=True))
     assert all(0 < estimate.error < 0.15 * estimate.value for estimate in found.variances)
     assert found.variance == max(found.variances, key=lambda estimate: estimate.value)
-    assert found.gradient.value == pytest.approx(float(means.mean(0).norm()), rel=1e-12)
+    close = rounding(operations(problem, samples=30))
+    assert found.gradient.value == pytest.approx(float(means.mean(0).norm()), rel=close, abs=0)
     unlike_ = (means - means.mean(0)).square().sum(1).tolist()
-    assert [estimate.value for estimate in found.unlikeness] == pytest.approx(unlike_, rel=1e-12)
+    assert [estimate.value for estimate in found.unlikeness] == pytest.approx(unlike_, rel=2 * close, abs=0)  # of squares
     assert found.cost == 3 * 400 + 3 * 6 + 2 * 3 * 6  # minibatches, exact gradients, F twice
 
 
+@pytest.mark.numeric
 def test_the_gap_of_logistic_regression_is_that_of_another_minimiser():
     problem, x = logistic(), torch.ones(4, dtype=torch.float64)
     y = torch.zeros(4, dtype=torch.float64)
@@ -130,12 +138,13 @@ def test_the_gap_of_logistic_regression_is_that_of_another_minimiser():
     assert gap.error == 0.0
 
 
+@pytest.mark.numeric
 def test_the_smoothness_of_logistic_regression_is_its_largest_curvature():
     problem = logistic()
-    generator = torch.Generator().manual_seed(0)
+    generator, close = torch.Generator().manual_seed(0), rounding(operations(problem, samples=30))
     most = constants(problem, draws=4).smoothness.value
     pooled = torch.stack([a.T @ a / (4 * len(a)) for a, _ in problem._pairs]).mean(0)
-    assert most == pytest.approx(float(torch.linalg.eigvalsh(pooled)[-1]) + problem.reg, rel=1e-12)
+    assert most == pytest.approx(float(torch.linalg.eigvalsh(pooled)[-1]) + problem.reg, rel=close, abs=0)
     for scale in (0.0, 1e-3, 0.1, 1.0, 10.0):
         x = scale * torch.randn(4, generator=generator, dtype=torch.float64)
         found = constants(problem, x, draws=4)
@@ -143,8 +152,10 @@ def test_the_smoothness_of_logistic_regression_is_its_largest_curvature():
         assert found.curvature.value == pytest.approx(
             float(torch.linalg.eigvalsh(objective)[-1]), rel=1e-8
         )  # softplus has a cut
-        assert found.curvature.value <= found.smoothness.value * (1 + 1e-12) and found.smoothness.value == most
-        assert [each.value for each in found.smoothnesses] == pytest.approx(problem.smoothness(), rel=1e-10)
+        assert found.curvature.value <= found.smoothness.value * (1 + close) and found.smoothness.value == most
+        assert [each.value for each in found.smoothnesses] == pytest.approx(
+            problem.smoothness(), rel=2 * close, abs=0
+        )  # a square
     assert constants(problem, torch.zeros(4), draws=4).curvature.value == pytest.approx(most)  # it is reached at zero
 
 
@@ -178,6 +189,7 @@ def dense(problem: dd.Network, x: Tensor, workers: list[int]) -> Tensor:
     return hessian_of(objective, flat)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize(("weights", "kind"), [("equal", dd.Network), ("samples", dd.Network), ("samples", Plain)])
 def test_the_smoothness_of_a_network_against_its_dense_hessian(weights, kind):
     problem = kind(mlp(), cross_entropy, shards(3), 4, weights=weights)
@@ -192,12 +204,15 @@ def test_the_smoothness_of_a_network_against_its_dense_hessian(weights, kind):
         assert found.curvature == found.smoothness and "may be larger elsewhere" in found.notes[0]
 
 
+@pytest.mark.numeric
 def test_the_smoothness_from_some_samples_is_near_and_says_so():
     problem = dd.Digits(workers=3, alpha=0.5)
     whole, all_of_them, some = (constants(problem, draws=4, samples=count) for count in (None, 10_000, 100))
     pairs = [(each.smoothness, *each.smoothnesses) for each in (whole, all_of_them, some)]
+    # a product with the Hessian is a gradient's gradient; other samples are off by a tenth and more
+    close = rounding(2 * operations(problem, samples=1437), torch.float32)
     for exact, same, estimate in zip(*pairs, strict=True):
-        assert same.value == pytest.approx(exact.value, rel=1e-5) and same.error == pytest.approx(exact.error, rel=0.01)
+        assert [same.value, same.error] == pytest.approx([exact.value, exact.error], rel=0, abs=close * exact.value)
         assert near(estimate, exact.value, 3.0) and 0 < estimate.error < exact.value / 2
         assert "100 samples" in estimate.how and "samples" not in exact.how
     assert some.cost < whole.cost / 2 and "of 100 samples of each worker" in "".join(some.notes)
@@ -209,6 +224,7 @@ def test_the_smoothness_from_some_samples_is_near_and_says_so():
         constants(problem, samples=0)
 
 
+@pytest.mark.numeric
 def test_too_few_products_give_a_lower_bound_that_says_so():
     problem = dd.Network(mlp(), cross_entropy, shards(3), 4)
     truth = float(torch.linalg.eigvalsh(dense(problem, problem.start(0), [0, 1, 2])).abs().max())
@@ -223,6 +239,7 @@ def test_too_few_products_give_a_lower_bound_that_says_so():
     assert len(starts) == 4 and max(starts) - min(starts) < 2e-3 * truth
 
 
+@pytest.mark.numeric
 def test_a_networks_gradients_gap_and_variance():
     problem = dd.Network(mlp(), cross_entropy, shards(3), 4, full_gradient=False)  # a choice for evaluation only
     x, found = problem.start(0), constants(problem, draws=300, iterations=1)
@@ -231,12 +248,13 @@ def test_a_networks_gradients_gap_and_variance():
         rows = [dd.Network(mlp(), cross_entropy, [(inputs[k : k + 1], targets[k : k + 1])], 1) for k in range(len(inputs))]
         each.append(torch.stack([one.measure(x, 0)["gradient"] for one in rows]))
     means = torch.stack([gradients.mean(0) for gradients in each])
+    close, size = rounding(operations(problem, samples=28), torch.float32), float(means.norm(dim=1).max())
     for worker, gradients in enumerate(each):
         assert near(found.variances[worker], float((gradients - means[worker]).square().sum(1).mean()) / 4)
-        truth = float((means[worker] - means.mean(0)).square().sum())
-        assert found.unlikeness[worker].value == pytest.approx(truth, rel=1e-4)
-    assert found.gradient.value == pytest.approx(float(means.mean(0).norm()), rel=1e-5)
-    assert found.gap.value == pytest.approx(problem.evaluate(x)["objective"])
+        truth = float((means[worker] - means.mean(0)).norm())
+        assert math.sqrt(found.unlikeness[worker].value) == pytest.approx(truth, rel=0, abs=2 * close * size)
+    assert found.gradient.value == pytest.approx(float(means.mean(0).norm()), rel=0, abs=close * size)
+    assert found.gap.value == pytest.approx(problem.evaluate(x)["objective"], rel=close, abs=0)
     assert math.isnan(found.gap.error) and "F* is at least 0" in found.gap.how
     assert not problem.full_gradient
 
@@ -261,6 +279,7 @@ class Once(torch.autograd.Function):
         return 2 * g * ctx.saved_tensors[0]
 
 
+@pytest.mark.numeric
 def test_layers_that_can_be_differentiated_only_once_are_differenced():
     data = [(torch.randn(9, 3, generator=torch.Generator().manual_seed(i)), torch.ones(9, 1)) for i in range(2)]
 
@@ -273,6 +292,7 @@ def test_layers_that_can_be_differentiated_only_once_are_differenced():
     assert once.value == pytest.approx(twice.value, rel=1e-2) and near(once, twice.value, 1.5)
 
 
+@pytest.mark.numeric
 def test_a_network_that_is_linear_in_its_weights_is_not_curved():
     problem = dd.Network(
         nn.Linear(2, 1, bias=False), lambda out, target: (out - target).mean(), [(torch.ones(4, 2), torch.ones(4, 1))]
@@ -281,6 +301,7 @@ def test_a_network_that_is_linear_in_its_weights_is_not_curved():
     assert found.value < 1e-4 and near(found, 0.0)
 
 
+@pytest.mark.numeric
 def test_dropout_is_said_not_to_be_centred_and_minibatches_are():
     wet = dd.Network(mlp(nn.Tanh(), nn.Dropout(0.5)), cross_entropy, shards(2), 4, stochastic=True)
     assert any("not centred" in note for note in constants(wet, 3 * wet.start(0), draws=500, iterations=1).notes)
@@ -288,7 +309,9 @@ def test_dropout_is_said_not_to_be_centred_and_minibatches_are():
     assert not any("not centred" in note for note in constants(dry, draws=300, iterations=1).notes)
     whole = dd.Network(mlp(), cross_entropy, shards(2), [20, 24], replacement=False)  # every minibatch is all data
     found = constants(whole, draws=10, iterations=1)
-    assert found.variance.value < 1e-12 and not any("not centred" in note for note in found.notes)
+    size = max(float(whole.measure(whole.start(0), worker)["gradient"].norm()) for worker in range(2))
+    assert math.sqrt(found.variance.value) <= rounding(operations(whole, samples=24), torch.float32) * size
+    assert not any("not centred" in note for note in found.notes)
 
 
 # -------------------------------------------------------------------------------- wrapped, own and broken problems
@@ -361,12 +384,14 @@ def test_estimates_are_within_their_errors_as_often_as_they_should_be():
         assert variance == pytest.approx(18.0, rel=0.08)
 
 
+@pytest.mark.numeric
 def test_the_same_call_gives_the_same_constants_and_changes_nothing():
     problem = dd.Network(mlp(), cross_entropy, shards(3), 4)
     generator = torch.get_rng_state()
     first = constants(problem, draws=10)
     assert constants(problem, problem.start(0), draws=10) == first
-    assert constants(problem, problem.start(0), draws=10, threads=None).gap.value == pytest.approx(first.gap.value)
+    gap, close = first.gap.value, rounding(operations(problem, samples=28), torch.float32)
+    assert constants(problem, problem.start(0), draws=10, threads=None).gap.value == pytest.approx(gap, rel=close, abs=0)
     assert constants(problem, problem.start(0).double(), draws=10) == first  # brought to the problem's own type
     assert constants(problem, problem.start(0), draws=10, seed=1).variance != first.variance
     assert torch.equal(generator, torch.get_rng_state())
@@ -476,6 +501,7 @@ def test_bad_input_is_refused():
 # ------------------------------------------------------------------------------------------------ along a run
 
 
+@pytest.mark.numeric
 def test_along_a_run_and_along_its_replay(tmp_path):
     problem = logistic()
     speeds, folder = dd.FixedSpeeds([1.0, 2.0, 4.0]), tmp_path / "run"
@@ -491,7 +517,8 @@ def test_along_a_run_and_along_its_replay(tmp_path):
     table = watcher.table
     assert table.version.tolist() == [0, 10, 20, 30] and (table.time[1:] > table.time[:-1]).all()
     assert table.gap[-1] < table.gap[0] and (table.smoothness == table.smoothness[0]).all()
-    assert (table.curvature <= table.smoothness * (1 + 1e-12)).all() and (table.worst_smoothness >= table.smoothness).all()
+    close = rounding(operations(problem, samples=30))
+    assert (table.curvature <= table.smoothness * (1 + close)).all() and (table.worst_smoothness >= table.smoothness).all()
 
 
 def test_along_a_method_that_updates_at_every_arrival_or_between_them():
@@ -515,7 +542,9 @@ def test_the_reference_numbers():
     assert step_size(**ONE, updates=200_000) == pytest.approx(8.1111e-4, rel=1e-4)
     assert largest_step(1.0, 19) == pytest.approx(8.2237e-4, rel=1e-4)
     assert bound(**ONE, updates=200_000) == pytest.approx(0.394522 + 1.97e-5, rel=2e-6)
-    assert bound(**ONE, updates=194_560) == pytest.approx(4 / 10 + 1 / (256 * 10 * 19), rel=1e-12)  # 4 s/n + s/(256 n tau)
+    assert bound(**ONE, updates=194_560) == pytest.approx(
+        4 / 10 + 1 / (256 * 10 * 19), rel=rounding(32), abs=0
+    )  # 4 s/n + s/(256 n tau)
 
 
 constant = st.floats(1e-3, 1e3)
@@ -528,10 +557,10 @@ def test_how_step_horizon_and_bound_hang_together(smooth, gap, variance, delay, 
     cap, length, step = largest_step(smooth, delay), horizon(*given_), step_size(*given_, updates)
     assert 0 < step <= cap
     assert (step == cap) == (updates <= length) or step == pytest.approx(cap)
-    assert bound(*given_, updates) >= bound(*given_, updates, lr=step) * (1 - 1e-12)
+    assert bound(*given_, updates) >= bound(*given_, updates, lr=step) * (1 - rounding(32))
     for factor in (0.5, 0.9):  # no step that is covered gives a smaller bound, but for the last term
         last = 128 * smooth**3 * delay**2 * step**3 * variance / workers
-        assert bound(*given_, updates, lr=factor * step) >= bound(*given_, updates, lr=step) - last * (1 + 1e-9)
+        assert bound(*given_, updates, lr=factor * step) >= bound(*given_, updates, lr=step) * (1 - rounding(32)) - last
     for unit in (4.0, 0.25):  # gradients in another unit: sigma^2 and L Delta grow alike, and so does the bound
         other = (smooth * unit, gap * unit, variance * unit**2, delay, workers)
         assert horizon(*other) == pytest.approx(length)

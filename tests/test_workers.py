@@ -24,7 +24,7 @@ from dualdelay.cli import main
 from dualdelay.config import describe, rebuild
 from dualdelay.naming import seeded_speeds
 from dualdelay.paces import BurstySpeeds, DriftingSpeeds
-from helpers import unlike
+from helpers import audit, rounding, unlike
 from own import Holes, Scenario, bits, centers, differences
 from tables import CASES, LR
 
@@ -124,13 +124,14 @@ def test_both_meanings_agree_about_who_is_away_when(seed: int) -> None:
         assert inside == []
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("method", [dd.DuDe(LR), dd.DuDe(LR, wait_for=3, memory="workers"), dd.VanillaASGD(LR)])
 def test_methods_that_let_workers_go_live_with_workers_that_come_and_go(method: Any) -> None:
     changes = told(on_off(4, 3.0, 9.0, 200.0))  # at times nobody is there
     run = dd.simulate(method, CASES["noisy"][0], chance, time=200.0, changes=changes)
     assert run.ended == "time"
     assert run.version > 30
-    assert run.error is None or run.error < 1e-12
+    assert run.error is None or run.error <= audit(run)
 
 
 def test_on_and_off_have_their_means_from_the_first_moment() -> None:
@@ -265,7 +266,7 @@ def test_time_in_a_changing_world_runs_forward(name: str) -> None:
     speeds = MODELS[name](dd.FixedSpeeds([1.0, 2.0, 0.5, 0.25]))
     for worker in range(4):
         ends = [start + speeds.seconds(worker, 0, start) for start in np.linspace(0, 50, 400).tolist()]
-        assert (np.diff(ends) > -1e-9).all()
+        assert (np.diff(ends) >= -rounding(200) * max(ends)).all()  # a job has that many stretches at most
 
 
 GONE_FOR_GOOD = AwaySpeeds(chance, [(1, 6.0, None), (3, 0.0, 4.0)])
