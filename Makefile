@@ -1,5 +1,5 @@
 # make demo   train three methods on digits over ten unlike workers and draw the figure
-# make test   format check, lint, types and tests
+# make test   format check, lint, types and tests, the numeric ones also as on another kind of processor
 PYTHON ?= python3
 BIN := .venv/bin
 # pip would compile all of torch and Ray: a module is compiled when it is first imported, and that is kept
@@ -23,6 +23,7 @@ test: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2 --dist worksteal -m 'not real'
+	ATEN_CPU_CAPABILITY=$$($(BIN)/python tests/other_processor.py) $(BIN)/pytest -n 2 --dist worksteal -m numeric
 	$(BIN)/pytest -m real
 
 clean:

@@ -95,7 +95,9 @@ def some(job: tuple[Setting, Sequence[Key]]) -> tuple[Setting, dict[str, Any]]:
             continue
         time = setting.horizon(seed)
         try:
-            made = computed(points, time=time, evaluate_seconds=time / EVALUATIONS, batch=True, cores=1, on_nonfinite="stop")
+            made = computed(
+                points, time=time, evaluate_seconds=time / EVALUATIONS, batch=True, cores=1, on_nonfinite="stop"
+            )
         except dd.RunFailed as error:
             records |= {key.name: {"failed": str(error)} for key in mine}
             continue

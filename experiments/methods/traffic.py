@@ -55,7 +55,9 @@ def some(job: Job) -> dict[str, Any]:
     methods = [dd.DuDe(lr=lr, memory="workers", compress=WAYS[way][0]) for lr in steps]
     points = [Point({"algorithm": str(m)}, m, problem, speeds, seed, None) for m in methods]
     pause = time / EVALUATIONS
-    made = computed(points, time=time, evaluate_seconds=pause, batch=True, cores=1, link=link(kind, seed), on_nonfinite="stop")
+    made = computed(
+        points, time=time, evaluate_seconds=pause, batch=True, cores=1, link=link(kind, seed), on_nonfinite="stop"
+    )
     records: dict[str, Any] = {}
     for k, (lr, run) in enumerate(zip(steps, made.runs, strict=True)):
         name = f"{way}, {kind}, lr 2^{np.log2(lr):g}, seed {seed}"
