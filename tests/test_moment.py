@@ -33,11 +33,12 @@ assert torch.get_num_threads() == 2
 
 def test_cores_and_a_folder_change_no_bit_in_a_new_process(tmp_path: Path) -> None:
     """With two cores and a folder all of 21 runs differed: a helper's first gradient took the process's thread count."""
-    runs = [
-        subprocess.run([sys.executable, "-c", FRESH, cores, folder], capture_output=True, text=True, check=True).stdout
-        for cores, folder in (("1", ""), ("2", str(tmp_path / "one")), ("3", str(tmp_path / "other")))
+    started = [
+        subprocess.Popen([sys.executable, "-c", FRESH, cores, folder], stdout=subprocess.PIPE, text=True)
+        for cores, folder in (("1", ""), ("2", str(tmp_path / "run")))
     ]
-    assert len(set(runs)) == 1 and len(runs[0]) > 1000
+    alone, together = [process.communicate(timeout=300)[0] for process in started]
+    assert alone == together and len(alone) > 1000
 
 
 def in_new_thread(function: Callable[[], Any]) -> Any:

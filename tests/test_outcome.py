@@ -174,7 +174,7 @@ def test_early_stopping_compares_only_what_the_same_workers_answered() -> None:
     assert stop(table([3.0, 2.0, 2.1, 2.5], [4, 4, 4, 4]))
 
 
-class SimpleTable(dict):  # type: ignore[type-arg]
+class SimpleTable(dict[str, Any]):
     __getattr__ = dict.__getitem__
 
 
@@ -233,12 +233,11 @@ except dd.Interrupted as interrupted:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["term", "int"])
-def test_sigterm_saves_a_run_as_ctrl_c_does(number: int, tmp_path: Path) -> None:
+def test_sigterm_saves_a_run_as_ctrl_c_does(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = subprocess.Popen([sys.executable, "-c", ENDLESS, str(folder)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "going\n"
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     said = process.communicate(timeout=60)[0]
     assert process.returncode == 130 and "dd.resume goes on" in said
     loaded = dd.load(folder)

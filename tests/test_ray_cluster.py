@@ -1,5 +1,6 @@
 """Several machines, as several raylets on this one: nodes die, come late, and strangers are kept out."""
 
+import functools
 import random
 import threading
 import time
@@ -46,8 +47,11 @@ def test_an_address_where_nobody_is_says_so():
         dd.train(dd.DuDe(lr=0.1), dd.Quadratic([[0.0]]), dd.RayFleet(address="127.0.0.1:9"), updates=1)
 
 
-def test_no_cluster_on_this_machine_says_so():
+def test_no_cluster_on_this_machine_says_so(monkeypatch):
+    """Whatever else runs on the machine of the test: Ray finds none."""
     ray.shutdown()
+    monkeypatch.setattr("ray._private.services._cached_find_gcs_addresses", functools.lru_cache(set))
+    monkeypatch.setattr("ray._private.services.find_bootstrap_address", lambda folder: None)
     with pytest.raises(dd.BadInput, match="Ray at auto could not be started or joined"):
         dd.train(dd.DuDe(lr=0.1), dd.Quadratic([[0.0]]), dd.RayFleet(address="auto"), updates=1)
 

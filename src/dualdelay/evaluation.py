@@ -201,14 +201,28 @@ class Evaluation:
     def save(self) -> dict[str, Any]:
         """Everything needed to go on later, as plain values and tensors."""
         best = None if self.best is None else {f.name: getattr(self.best, f.name) for f in fields(self.best)}
-        kept = {"rows": self.rows, "workers": self.workers.saved, "columns": list(self.workers.columns)}
+        names = list(self.rows[0]) if self.rows else list(self.names)
+        rows = [[row.get(name, math.nan) for name in names] for row in self.rows]
+        kept = {"metrics": _saved(names, rows), "workers": _saved(self.workers.names, self.workers.rows)}
         return {**kept, "best": best, "failures": self.failures}
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Go on from what was saved."""
-        self.rows, self.workers.saved, self.failures = saved["rows"], saved["workers"], saved["failures"]
+        self.rows, self.failures = metric_rows(saved["metrics"]), saved["failures"]
+        self.workers = WorkerRows.loaded(saved["workers"])
         if saved["best"] is not None:
             self.best = Best(**saved["best"])
+
+
+def _saved(names: Sequence[str], rows: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Rows as one tensor: a checkpoint with a thousand of them is written as fast as one with ten."""
+    return {"names": list(names), "rows": torch.tensor(rows, dtype=torch.float64)}
+
+
+def metric_rows(saved: Mapping[str, Any]) -> list[Row]:
+    """The rows of the metrics that were saved."""
+    rows = (dict(zip(saved["names"], values, strict=True)) for values in saved["rows"].tolist())
+    return [row | {"version": int(row["version"])} for row in rows]
 
 
 def _number(name: str, value: Any) -> float:
@@ -222,27 +236,28 @@ class WorkerRows:
     """What each worker found at each evaluation: a table that is still being written."""
 
     def __init__(self, columns: Sequence[str]) -> None:
-        self.columns = tuple(columns)
-        self.saved: list[tuple[float, int, Tensor]] = []  # time, version, and a row for each worker that answered
+        self.names = (*WORKER_NAMES, *columns)
+        self.rows: list[tuple[float, ...]] = []
+
+    @classmethod
+    def loaded(cls, saved: Mapping[str, Any]) -> WorkerRows:
+        """The rows that were saved."""
+        made = cls(saved["names"][len(WORKER_NAMES) :])
+        made.rows = [tuple(row) for row in saved["rows"].tolist()]
+        return made
 
     def add(self, time: float, version: int, parts: Parts) -> None:
         """Write down an evaluation."""
-        if parts:
-            rows = [
-                [worker, part["loss"], part["samples"], *(part.get("metrics", {}).get(c, math.nan) for c in self.columns)]
-                for worker, part in sorted(parts.items())
-            ]
-            self.saved.append((time, version, torch.tensor(rows, dtype=torch.float64)))
+        for worker, part in sorted(parts.items()):
+            own = part.get("metrics", {})
+            more = (own.get(name, math.nan) for name in self.names[len(WORKER_NAMES) :])
+            self.rows.append((time, version, worker, part["loss"], part["samples"], *more))
 
     def table(self) -> Table:
         """All of it, in order of time."""
-        names = (*WORKER_NAMES, *self.columns)
-        saved = sorted(self.saved, key=lambda one: one[0])
-        times = np.repeat([time for time, _, _ in saved], [len(rows) for _, _, rows in saved])
-        versions = np.repeat([version for _, version, _ in saved], [len(rows) for _, _, rows in saved]).astype(np.int64)
-        rest = torch.cat([rows for _, _, rows in saved]).numpy() if saved else np.empty((0, len(names) - 2))
-        columns = dict(zip(names, (times, versions, *rest.T), strict=True))
-        return Table(columns | {name: columns[name].astype(np.int64) for name in ("worker", "samples")})
+        rows = np.array(sorted(self.rows, key=lambda row: row[0]), dtype=np.float64).reshape(-1, len(self.names))
+        columns = dict(zip(self.names, rows.T, strict=True))
+        return Table(columns | {name: columns[name].astype(np.int64) for name in ("version", "worker", "samples")})
 
 
 @dataclass

@@ -72,6 +72,7 @@ class Watcher:
         """
         self._label, self._course, self._after, self._lines = label, _Course(updates, until), after, lines
         self._console = Console(file=sys.stderr)
+        self._drawing = self._console.is_terminal  # which rich finds out anew, at length, whenever it is asked
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
         self._bar = Progress(*columns, console=self._console, transient=True)
         self._task = self._bar.add_task(label, total=1.0, text="")
@@ -87,7 +88,7 @@ class Watcher:
 
     def close(self) -> None:
         """Take the bar away."""
-        if self._started and self._console.is_terminal:
+        if self._started and self._drawing:
             self._bar.stop()
         self._started = False
 
@@ -103,7 +104,7 @@ class Watcher:
 
     def due(self) -> bool:
         """Whether it is time to show something again."""
-        now, pause = time.perf_counter(), 0.2 if self._console.is_terminal else self._lines
+        now, pause = time.perf_counter(), 0.2 if self._drawing else self._lines
         if now - self._began < self._after or now - self._shown < pause:
             return False
         self._shown = now
@@ -112,7 +113,7 @@ class Watcher:
     def show(self, text: str, share: float) -> None:
         """Show that so much is done."""
         text = f"{100 * share:3.0f}%  {text}"
-        if not self._console.is_terminal:
+        if not self._drawing:
             self._console.print(f"{self._label}: {text}".rstrip(), highlight=False, markup=False, soft_wrap=True)
             return
         if not self._started:

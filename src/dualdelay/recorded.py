@@ -19,7 +19,7 @@ from .devices import using_precision, using_threads
 from .drive import Watch, drive, ended_run, require_totals
 from .environment import changes, differences, environment
 from .errors import BadInput, ReplayMismatch, require_positive
-from .evaluation import Best, Metric, WorkerRows
+from .evaluation import Best, Metric, WorkerRows, metric_rows
 from .files import load_weights
 from .folder import Folder, config_digest, digest_of
 from .links import Link
@@ -199,11 +199,9 @@ def load(folder: str | Path) -> Run:
         ended, time, notes, audit = result["ended"], float(result["time"]), tuple(result["notes"]), result["audit"]
     else:
         trace = Trace(rows, content["events"])
-        kept = evaluation["rows"]
-        metrics = Table.of(kept, kept[0] if kept else ("time", "version", "objective"))
-        columns = WorkerRows(evaluation["columns"])
-        columns.saved = evaluation["workers"]
-        workers, weights, ended, time, audit = columns.table(), None, "interrupted", content["now"], None
+        metrics = Table.of(metric_rows(evaluation["metrics"]), evaluation["metrics"]["names"])
+        workers, weights = WorkerRows.loaded(evaluation["workers"]).table(), None
+        ended, time, audit = "interrupted", content["now"], None
         notes = (*notes, *troubles(content["events"]))
     return Run(
         method, None, state, trace, metrics, time, ended, audit, place.path, notes, workers, best, weights, names=names
