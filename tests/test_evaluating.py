@@ -53,9 +53,11 @@ class Uneven:
         return self.job_seconds * (10.0 if worker == self.slow else 1.0)
 
 
-def begin(run: Any, schedule: Schedule | None, problem: dd.Network | None = None, uneven: Uneven | None = None) -> Any:
+def begin(
+    run: Any, schedule: Schedule | None, problem: dd.Network | None = None, uneven: Uneven | None = None, before: Any = None
+) -> Any:
     uneven = uneven or Uneven()
-    here = run(dd.VanillaASGD(lr=0.05), problem or network(), schedule=schedule, look=uneven.look)
+    here = run(dd.VanillaASGD(lr=0.05), problem or network(), schedule=schedule, look=uneven.look, before=before)
     here.post._job = lambda: 0.1
 
     def ask(request: Any, model: Any, held: Any) -> None:  # a job takes as long as its worker is slow
@@ -91,6 +93,15 @@ def test_by_default_evaluation_takes_a_tenth_of_any_worker_s_time_and_the_slow_o
     assert len(rows) > 5 and {row["answered"] for row in rows} == {4.0}
     assert {row["share"] for row in rows} == {4 * FEW / sum(SIZES)}
     assert default.loop.left_out > 100  # as many as the fast ones would have had time for
+
+
+def test_a_resumed_run_remembers_what_evaluation_has_cost(run: Any) -> None:
+    """Otherwise the slow worker would evaluate at once, at length, whenever a run is resumed."""
+    here = until(begin(run, DEFAULT), 30.0)
+    spent = [(desk.spent, desk.last) for desk in here.staff.desks]
+    back = begin(run, DEFAULT, before=here)
+    assert [(desk.spent, desk.last) for desk in back.staff.desks] == spent and spent[3][0] > 1.0
+    assert jobs(until(back, 60.0))[3] >= 52
 
 
 def test_a_gradient_goes_before_an_evaluation_and_at_most_one_is_pending(run: Any) -> None:

@@ -271,6 +271,7 @@ class Crew(Fleet):
             "lost": list(self.silent),
             "wakes": self._wakes,
             "unit": self._staff.unit,
+            "evaluating": [(desk.spent, desk.last) for desk in self._staff.desks],
             "looks": [
                 (look.time, look.model.version, self._weights(look.model), look.samples, look.limit)
                 for look in self._staff.looks.open.values()
@@ -287,6 +288,7 @@ class Crew(Fleet):
         self._wakes, self._away = saved["wakes"], set(saved["away"])
         for worker, draws in enumerate(saved["queues"]):
             self._staff.desks[worker].queue.extend(draws)
+            self._staff.desks[worker].spent, self._staff.desks[worker].last = saved["evaluating"][worker]
             if worker in saved["lost"]:
                 self._staff.desks[worker].blocked, self._staff.desks[worker].memory = True, "lost"
             self._staff.dispatch(worker)

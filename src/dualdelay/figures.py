@@ -175,8 +175,9 @@ def _pyplot() -> Any:
 
 def _saved(figure: Any, path: Path, kind: str) -> Path:
     """Write a figure whole, with the same bytes for the same picture."""
-    sink = io.BytesIO()
-    figure.savefig(sink, format=kind, dpi=150, metadata={"Software": None} if kind == "png" else {"CreationDate": None})
+    sink, undated = io.BytesIO(), {"png": "Software", "pdf": "CreationDate", "svg": "Date"}[kind]
+    with _pyplot().rc_context({"svg.hashsalt": "dualdelay"}):  # else the names inside an SVG are drawn anew
+        figure.savefig(sink, format=kind, dpi=150, metadata={undated: None})
     write(path, sink.getvalue())
     return path
 
