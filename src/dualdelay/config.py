@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import hashlib
 import inspect
 import itertools
 import json
@@ -131,8 +132,22 @@ def describe(thing: Any) -> dict[str, Any]:
                     return {"name": name} | {key: _plain(value) for key, value in settings(thing).items()}
                 except TypeError:
                     break  # it was made from something that has no name
-    known_by = {"class": type(thing).__qualname__}
-    return known_by | {"repr": repr(thing)} if dataclasses.is_dataclass(thing) else known_by
+    known_by: dict[str, Any] = {"class": type(thing).__qualname__}
+    if dataclasses.is_dataclass(thing):
+        known_by["repr"] = repr(thing)
+    if not hasattr(thing, "fingerprint"):  # a problem has one, of its data
+        declared = {f.name for f in dataclasses.fields(thing)} if dataclasses.is_dataclass(thing) else set()
+        shown = {name: value for name, value in getattr(thing, "__dict__", {}).items() if not name.startswith("_")}
+        known_by |= {"has": {name: _said(value) for name, value in shown.items() if name not in declared}}
+    return known_by
+
+
+def _said(value: Any) -> str:
+    """A value in words that are the same for equal values in every process; a long one by its digest."""
+    text = repr(value.tolist()) if hasattr(value, "tolist") else repr(value)
+    if " at 0x" in text:  # of a function or a thing without a repr: what it is called has to do
+        text = getattr(value, "__qualname__", type(value).__qualname__)
+    return text if len(text) < 200 else f"{text[:50]}... {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def _plain(value: Any) -> Any:

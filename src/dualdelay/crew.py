@@ -60,7 +60,8 @@ class Crew(Fleet):
         if self._problem.lacks_unit:
             counts = [desk.samples for desk in self._staff.desks if desk.samples is not None]
             if not counts:
-                raise RunFailed("no worker can say how many samples it has, and workers are to count by them.")
+                why = next((due.text for due in self._staff.ready if due.text), "none of their processes has started")
+                raise RunFailed(f"no worker can say how many samples it has, and workers are to count by them: {why}")
             self._weigh(math.fsum(counts) / len(counts))
             self._staff.push("weighed", -1, text=repr(self._staff.unit))
 
@@ -147,7 +148,7 @@ class Crew(Fleet):
             self._away.discard(due.worker)
         elif due.kind == "wake":  # not before: what is due and saved is due again
             heapq.heappop(self._wakes)
-        if due.text:
+        if due.text and due.worker >= 0:
             log.warning("worker %d %s: %s", due.worker, due.kind, due.text)
 
     def arrival(self, due: Due) -> Arrival:

@@ -195,9 +195,18 @@ class Driver:
         try:
             self._save_and_leave()
         except (RunFailed, OSError) as error:
-            return f"The last checkpoint stands ({error}); go on with: dualdelay resume {self._folder.path}"
-        version = self._loop.state.version
-        return f"It is saved after {version} updates; go on with: dualdelay resume {self._folder.path}"
+            return f"The last checkpoint stands ({error}); go on with {self._way_on()}."
+        return f"It is saved after {self._loop.state.version} updates; go on with {self._way_on()}."
+
+    def _way_on(self) -> str:
+        """How this run is resumed; what no text can hold has to be passed again, in Python."""
+        assert self._folder is not None
+        place = str(self._folder.path)
+        described = [self._config.get(name) or {} for name in ("algorithm", "problem", "speeds", "link")]
+        made = (self._config["optimizer"] or {}).values()
+        if any("class" in one for one in described) or any(isinstance(one, dict) for one in made):
+            return f"dd.resume({place!r}, ...), with what is your own"
+        return f"dualdelay resume {place}"
 
     def _interrupted(self) -> Interrupted:
         self._save_and_leave()

@@ -6,6 +6,7 @@ import heapq
 import itertools
 import math
 import os
+import re
 import signal
 import sys
 import threading
@@ -110,7 +111,7 @@ class Post:
         with _Rays.lock:
             self._ours = _Rays.users > 0 or not ray.is_initialized()
             if _Rays.users == 0:
-                self._connect(problem.workers - fleet.room)
+                self._connect(problem.workers)
             _Rays.users += self._ours
         self._servants = self._find_servants()
         self._listen()
@@ -362,11 +363,14 @@ class Post:
     def _died(self, worker: int, incarnation: int, error: str) -> Died:
         """How a process ended, with its number, the signal as far as that is known, and where its output is."""
         text, final = why_dead(error)
+        told = re.search(r"\bpid: (\d+)", error)  # one that died before it was ready has not said its number itself
         pid = next((key.rpartition(" ")[2] for key, whose in self._pids.items() if whose == (worker, incarnation)), "")
+        pid = pid or (told[1] if told else "")
+        printed = [*self._output.recent(worker, incarnation), *self._printed(pid)]
         if text == "its process died":
-            text = f"its process died {last_words([*self._output.recent(worker, incarnation), *self._printed(pid)])}"
+            text = f"its process died {last_words(printed)}"
         path = self._output.path(worker, incarnation)
-        where = f"; its output is in {path}" if path is not None and path.exists() else ""
+        where = f"; its output is in {path}" if path is not None and (printed or path.exists()) else ""
         return Died(worker, incarnation, f"{text}{f' (pid {pid})' if pid else ''}{where}", final)
 
     def _printed(self, pid: str) -> list[str]:

@@ -408,8 +408,8 @@ class Network(Problem):
         workers = sorted(parts)  # whoever answered first
         sizes = [parts[worker].get("size", parts[worker]["samples"]) for worker in workers]
         raw = [self._scale(worker, size) for worker, size in zip(workers, sizes, strict=True)]
-        every = len(workers) == self.workers
-        factor = 1.0 if every or not workers else len(workers) / math.fsum(raw)  # those of all have mean 1
+        whole = len(workers) == self.workers and self.unit is None  # then they have mean 1; those that join later may not
+        factor = 1.0 if whole or not workers else len(workers) / math.fsum(raw)
         scales = [factor * scale for scale in raw]
         losses = [parts[worker]["loss"] for worker in workers]
         share = sum(parts[worker]["samples"] for worker in workers) / (sum(sizes) or math.nan)
