@@ -26,7 +26,7 @@ from .files import load_weights, make_folder
 from .folder import Folder
 from .options import Common, MaybeFloat, MaybeInt, MaybePath, MaybeText
 from .progress import Sharing
-from .shell import finish, free_folder, make_console
+from .shell import Partly, finish, free_folder, make_console
 from .speeds import SpeedModel
 from .theory.staleness import measured, per_job, recorded_trace
 from .trace import Table
@@ -105,7 +105,7 @@ def advise(
     figure = _draw(advice, place / "advise.png", console)
     finish(json, "advise", **_values(advice), missing=told, commands=commands, figure=figure)
     if case.wrong and speeds != _UNKNOWN:
-        raise BadInput(case.wrong[0])
+        raise Partly(case.wrong[0])
 
 
 def _described(problem: str | None, speeds: str | None, seed: int) -> _Case:

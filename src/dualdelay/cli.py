@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 import tyro
 
@@ -25,7 +25,7 @@ from .paper.command import paper
 from .problems.cifar10 import cache_folder
 from .progress import Sharing, Watcher
 from .result import Run, plain
-from .shell import boards, draw_figure, finish, free_folder, going_on_with, make_console
+from .shell import Partly, boards, draw_figure, finish, free_folder, going_on_with, make_console
 from .sweep import computed, label_of, one_table
 
 Json = Annotated[bool, tyro.conf.arg(help="Print one line of JSON at the end, and the rest to standard error.")]
@@ -227,12 +227,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     try:
         tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="dualdelay", description=_ABOUT, args=arguments)
+    except Partly as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
     except DualDelayError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, BadInput) else 1)
+        _leave(arguments, 2 if isinstance(error, BadInput) else 1, str(error))
     except KeyboardInterrupt as interrupt:
         print(f"interrupted{f': {interrupt}' if str(interrupt) else ''}", file=sys.stderr)
-        sys.exit(130)
+        _leave(arguments, 130, str(interrupt) or "interrupted")
+
+
+def _leave(arguments: Sequence[str] | None, code: int, error: str) -> NoReturn:
+    """End with a code, and with a last line for machines if one was asked for."""
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    finish("--json" in words, words[0] if words else "", error=error, exit=code)
+    sys.exit(code)
 
 
 _ABOUT = """Asynchronous training over workers of uneven speed and unlike data.

@@ -69,6 +69,17 @@ class Clock(Protocol):
         """Go there."""
 
 
+def _seconds(value: Any, model: object, what: str) -> float:
+    """A time that a user's model gave, if it is one; a clock that goes backwards has no order."""
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError, RuntimeError):
+        seconds = math.nan
+    if not seconds >= 0:
+        raise BadInput(f"{type(model).__name__} gave {value!r} {what}; expected seconds, zero or more.")
+    return seconds
+
+
 class VirtualClock:
     """A heap of what is due, by time and then by order of sending.
 
@@ -117,21 +128,26 @@ class VirtualClock:
     def _timed(self, worker: int, draw: int, batches: int, travel: float, earliest: float) -> Due:
         """When a job arrives that can begin at ``earliest``, behind what the worker already has to do."""
         start = max(earliest, self._free.get(worker, 0.0))
-        seconds = self._speeds.job(worker, draw, start, batches) if start < math.inf else math.inf
+        try:
+            given: Any = self._speeds.job(worker, draw, start, batches) if start < math.inf else math.inf
+        except TypeError:  # None, say, times a number of minibatches
+            given = self._speeds.seconds(worker, draw, start)
+        seconds = _seconds(given, self._speeds, f"for job {draw} of worker {worker}")
         self._free[worker] = start + seconds
         return Due(start + seconds + travel, "arrival", worker, draw, seconds, start, batches)
 
     def begin(self, worker: int, draw: int, batches: int, down: int, up: int) -> None:
-        self._push(self._timed(worker, draw, batches, self._link.seconds(up), self.now + self._link.seconds(down)))
+        self._push(self._timed(worker, draw, batches, self._travel(up), self.now + self._travel(down)))
+
+    def _travel(self, size: int) -> float:
+        return _seconds(self._link.seconds(size), self._link, f"for {size} bytes")
 
     def retry(self, worker: int, draw: int, batches: int, up: int) -> None:
         mine = [e for e in self._heap if e[2].kind == "arrival" and e[2].worker == worker and not self._is_cancelled(e[2])]
         waiting = sorted(entry for entry in mine if entry[2].start >= self.now)
         self._free[worker] = max([self.now, *(due.start + due.seconds for _, _, due in mine if due.start < self.now)])
         self.begin(worker, draw, batches, 0, up)
-        later = {
-            sent: self._timed(worker, due.draw, due.batches, self._link.seconds(up), due.start) for _, sent, due in waiting
-        }
+        later = {sent: self._timed(worker, due.draw, due.batches, self._travel(up), due.start) for _, sent, due in waiting}
         self._heap = [(later.get(sent, due).time, sent, later.get(sent, due)) for _, sent, due in self._heap]
         heapq.heapify(self._heap)
 

@@ -37,6 +37,8 @@ def compare(
     options are those of ``simulate`` and ``sweep``. With a ``folder`` each run has one of its own in it, and what is there
     already is not computed again. A run that fails stands in the table's ``failed``.
     """
+    if seeds is not None and (isinstance(seeds, (int, str)) or seed != 0):
+        raise BadInput(f"seeds is {seeds!r} and seed {seed!r}; expected several seeds, seeds=[0, 1, 2], or one, seed=1.")
     numbers = [seed] if seeds is None else list(seeds)
     if len(numbers) == 0 or len(set(numbers)) != len(numbers):
         raise BadInput(f"seeds is {numbers}; expected at least one whole number, each only once.")
@@ -54,6 +56,13 @@ def compare(
 
 def named(algorithms: Sequence[Algorithm[Any]] | Mapping[str, Algorithm[Any]]) -> dict[str, Algorithm[Any]]:
     """The algorithms of a comparison by their labels."""
+    given: Any = algorithms
+    methods = given.values() if isinstance(given, Mapping) else given if isinstance(given, (list, tuple)) else [None]
+    for method in methods:
+        if not isinstance(method, Algorithm):
+            raise BadInput(
+                f"the algorithms are {given!r}; expected a list of them: [dd.DuDe(lr=0.05), dd.SyncSGD(lr=0.5)]."
+            )
     names = dict(algorithms) if isinstance(algorithms, Mapping) else {label(method): method for method in algorithms}
     if not names or len(names) != len(algorithms):
         given = [label(method) for method in (algorithms.values() if isinstance(algorithms, Mapping) else algorithms)]

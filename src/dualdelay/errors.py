@@ -49,6 +49,12 @@ def require_one_of(name: str, value: object, choices: Sequence[object]) -> None:
         raise BadInput(f"{name} is {value!r}; expected one of {', '.join(map(repr, choices))}.")
 
 
+def require_several(name: str, value: object, what: str) -> None:
+    """Refuse one thing where several are expected."""
+    if callable(value) or isinstance(value, str) or not isinstance(value, Iterable):
+        raise BadInput(f"{name} is {value!r}; expected a list of {what}: {name}=[...].")
+
+
 def require_kind(name: str, value: object, kind: type, example: str) -> None:
     """Refuse something of another kind."""
     if not isinstance(value, kind):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .errors import BadInput
-from .files import write
+from .files import make_folder, write
 from .trace import Table
 
 # A method's colour, line and mark, the same everywhere. The first seven colours are Okabe and Ito's, told apart by people
@@ -187,7 +188,9 @@ def style(label: str, seen: dict[str, int]) -> dict[str, Any]:
     name = label.partition("[")[0]
     seen[name] = seen.get(name, -1) + 1
     again, kind = divmod(seen[name], len(_STYLES))
-    return {"color": COLOURS.get(name, _OTHER), "linestyle": _STYLES[kind], "linewidth": 1.0 if again else 1.8}
+    own = [other for other in seen if other not in COLOURS]  # methods and names of the user's, in their order
+    colour = COLOURS[name] if name in COLOURS else _SHADES[own.index(name) % len(_SHADES)]
+    return {"color": colour, "linestyle": _STYLES[kind], "linewidth": 1.0 if again else 1.8}
 
 
 _KINDS = ("png", "pdf", "svg")
@@ -205,10 +208,11 @@ def draw(table: Table, path: str | Path, clock: str = "simulated time") -> Path:
     kind = path.suffix.removeprefix(".").lower()
     if kind not in _KINDS:
         raise BadInput(f"{str(path)!r} cannot be drawn; expected a name that ends in {', '.join(f'.{k}' for k in _KINDS)}.")
+    make_folder(path.parent)
     plt = _pyplot()
     columns = [("objective", "objective F (mean over workers)")]
     if any(math.isfinite(value) for value in table.accuracy):
-        columns.append(("accuracy", "test accuracy"))
+        columns.append(("accuracy", "accuracy"))
     settings = _settings(table)
     shown = [(text, rows, _best(table, rows)) for text, rows in settings[:_ROWS]]
     count = max(len({*table.algorithm[rows].tolist()}) for _, rows, _ in shown)
@@ -216,15 +220,18 @@ def draw(table: Table, path: str | Path, clock: str = "simulated time") -> Path:
     tall = 3.8 if len(labels) <= _INSIDE else 4.2 + 0.1 * len(labels)
     size = (5.2 * len(columns), tall + 3.2 * (len(shown) - 1))
     figure, axes = plt.subplots(len(shown), len(columns), figsize=size, squeeze=False, layout="constrained")
-    looks = _looks(labels)
+    looks, failed = _looks(labels), _failed(table)
     for line, (text, rows, best) in zip(axes, shown, strict=True):
         for axis, (column, title) in zip(line, columns, strict=True):
-            _draw_curves(axis, table, rows, best, column, looks)
+            _draw_curves(axis, table, rows, best, column, looks, failed)
             axis.set(xlabel=clock, ylabel=title, title=text if len(settings) > 1 else "")
             axis.title.set_fontsize(9)
             axis.grid(alpha=0.3)
             for side in ("top", "right"):
                 axis.spines[side].set_visible(False)
+    for label, words in failed.items():
+        if label not in table.algorithm:
+            axes[0][0].plot([], [], label=f"{label}{words}", linestyle="none")
     handles = {label: line for axis in axes[:, 0] for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     if len(labels) <= _INSIDE:
         axes[0][0].legend(handles.values(), handles.keys(), frameon=False, fontsize=9)
@@ -271,7 +278,23 @@ def _looks(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
     return {label: style(label, seen) for label in labels}
 
 
-def _draw_curves(axis: Any, table: Table, rows: Any, labels: Sequence[str], column: str, looks: Mapping[str, Any]) -> None:
+def _failed(table: Table) -> dict[str, str]:
+    """What to write behind the label of a method some of whose runs failed, and which is drawn without those."""
+    points, failed = getattr(table, "points", []), getattr(table, "failed", {})
+    labels = [str(names["algorithm"]) for names in points]
+    lost = Counter(labels[k] for k in failed)
+    return {label: f" ({count} of {labels.count(label)} runs failed)" for label, count in lost.items()}
+
+
+def _draw_curves(
+    axis: Any,
+    table: Table,
+    rows: Any,
+    labels: Sequence[str],
+    column: str,
+    looks: Mapping[str, Any],
+    failed: Mapping[str, str],
+) -> None:
     low, high = math.inf, -math.inf  # of what is drawn; a curve that runs away is followed a little way only
     for label in labels:
         curves = _by_seed(table, rows, label, column)
@@ -279,7 +302,7 @@ def _draw_curves(axis: Any, table: Table, rows: Any, labels: Sequence[str], colu
         grid = grid[grid <= min(times[-1] for times, _ in curves)]
         # between two evaluations the model of the earlier one stands
         values = np.stack([c[np.searchsorted(t, grid, side="right") - 1] for t, c in curves])
-        axis.plot(grid, values.mean(0), label=label, **looks[label])
+        axis.plot(grid, values.mean(0), label=f"{label}{failed.get(label, '')}", **looks[label])
         if len(curves) > 1:
             axis.fill_between(grid, values.min(0), values.max(0), color=looks[label]["color"], alpha=0.15, linewidth=0)
         finite = values[np.isfinite(values)]

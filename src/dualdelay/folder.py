@@ -208,7 +208,9 @@ class Folder:
         """How the run ended; refuses one that did not."""
         result = self.result()
         if result is None:
-            raise BadInput(f"the run in {self.path} is not finished; finish it first: dualdelay resume {self.path}")
+            raise BadInput(
+                f"the run in {self.path} is not finished; finish it first: dualdelay resume {self.path}, or dd.resume"
+            )
         return result
 
     def table(self, name: str) -> Table:

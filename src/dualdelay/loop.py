@@ -84,6 +84,7 @@ class Loop:
 
     def begin(self) -> None:
         """Evaluate the start and give out the first jobs."""
+        self._require_fields()
         self.fleet.begin()
         if self._evaluates:
             self.look(0.0)
@@ -155,13 +156,19 @@ class Loop:
 
     def _decided(self, decide: Callable[[], Orders], name: str) -> Orders:
         """What the algorithm decides; refuses one that moves the model without a new version, since that names it."""
-        s, before, weights, mark = self.state, self.state.version, self.state.weights, self.state.weights._version
+        s, weights, mark = self.state, self.state.weights, self.state.weights._version
+        version, descents = s.version, s.descents
         orders = decide()
-        method = f"{type(self.algorithm).__name__}.{name}"
-        if s.version == before and weights._version != mark:
+        method, made = f"{type(self.algorithm).__name__}.{name}", s.descents - descents
+        if not made and weights._version != mark:
             raise BadInput(f"{method} wrote into state.x; move it with state.descend(...).")
-        if s.version == before and s.weights is not weights:
+        if not made and s.weights is not weights:
             raise BadInput(f"{method} replaced state.weights without a new version; move it with state.descend(...).")
+        if s.version != version + made:
+            raise BadInput(
+                f"{method} set state.version from {version} to {s.version}; leave it alone: state.descend(...) moves the "
+                "weights and counts."
+            )
         if not isinstance(orders, list):
             raise BadInput(f"{method} returned {orders!r}; expected a list of orders.")
         return orders
@@ -236,6 +243,15 @@ class Loop:
             self.fleet.dismiss(a.worker, f"it sent {said}")
         return []
 
+    def _require_fields(self) -> None:
+        """Refuse what a method keeps in its state beside the fields: it would be lost when the run is resumed."""
+        more = sorted(vars(self.state).keys() - {f.name for f in fields(self.state)})
+        if more:
+            raise BadInput(
+                f"{type(self.algorithm).__name__} keeps {', '.join(more)} in a {type(self.state).__name__}, which has no "
+                "such field, so that it could not be saved. Extend dd.State: a dataclass with a field for it."
+            )
+
     def _fingerprint(self) -> int | Tensor:
         """The checksum of the current weights, which every gradient used so far has gone into."""
         if self._checksum[0] != self.state.version:
@@ -244,6 +260,7 @@ class Loop:
 
     def save(self) -> dict[str, Any]:
         """Everything needed to go on later, as plain values and tensors."""
+        self._require_fields()
         state = {f.name: getattr(self.state, f.name) for f in fields(self.state) if f.name != "optimizer"}
         optimizer = self.state.optimizer
         return {

@@ -275,8 +275,9 @@ class Optimizer:
             raise BadInput(f"optimizer made a {type(self._torch).__name__} without a learning rate; expected one with lr=.")
         if not math.isclose(float(own), self._lr, rel_tol=1e-9):
             raise BadInput(
-                f"the method's lr is {self._lr:g}, and the optimizer's own is {float(own):g}. The method's lr is the "
-                "learning rate: give the optimizer the same, or let it be handed over: optimizer=lambda params, lr: "
+                f"the method's lr is {self._lr:g}, and the optimizer's own is {float(own):g} (torch's default where none "
+                "was given). The method's lr is the learning rate: give the optimizer the same, beside those of its "
+                "groups, or let it be handed over: optimizer=lambda params, lr: "
                 f"torch.optim.{type(self._torch).__name__}(params, lr=lr)."
             )
 
@@ -292,7 +293,7 @@ class Optimizer:
         if not self._bound:
             self._bind(weights, self._layout)
             if self._saved:
-                self._restore(self._saved["optimizer"], self._saved["schedule"])
+                self._attempt("optimizer", "go on from what was saved", self._restore)
                 self._saved = {}
         moved = self._move(weights, gradient, lr)
         self._advance()
@@ -333,7 +334,11 @@ class Optimizer:
         """Go on from what was saved; torch is told at the next step, when the weights are there."""
         self._saved, self._bound = copy.deepcopy(dict(saved)), False  # torch would move the given tensors themselves
 
-    def _restore(self, optimizer: dict[str, Any], schedule: dict[str, Any]) -> None:
+    def _restore(self) -> None:
+        optimizer, schedule = self._saved["optimizer"], self._saved["schedule"]
+        for mine, saved in zip(self._torch.param_groups, optimizer["param_groups"], strict=True):
+            if mine.keys() != saved.keys():
+                raise ValueError(f"that has the settings {', '.join(saved)}, and this one {', '.join(mine)}")
         self._torch.load_state_dict(optimizer)
         parameters = [parameter for group in self._torch.param_groups for parameter in group["params"]]
         for number, saved in optimizer["state"].items():

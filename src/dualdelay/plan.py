@@ -62,12 +62,17 @@ class Plan:
         self.problem, place = placing(suited(problem, self.algorithm), self.device, self.precision, self.batch)
         self.stepper = make_optimizer(self.optimizer, self.schedule, self.updates, self.algorithm, self.problem)
         threads = torch.get_num_threads() if self.threads is None else self.threads
+        require_kind("link", self.link or Link(), Link, "dd.Link(latency=0.1)")
         pace = {
             "speeds": describe(self.speeds),
             "link": describe(self.link or Link()),
             "changes": [list(change) for change in self.changes],
         }
         n = self.problem.workers
+        if not isinstance(getattr(self.speeds, "n", None), int):
+            raise BadInput(
+                f"{type(self.speeds).__name__} does not say for how many workers it is; give it n, their number."
+            )
         if self.speeds.n != n:
             raise BadInput(f"speeds are given for {self.speeds.n} workers, but the problem has {n}; give as many.")
         when = (self.evaluate_every, self.evaluate_seconds, self.evaluate_samples, self.checkpoint_every)

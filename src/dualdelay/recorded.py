@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -38,6 +39,9 @@ from .state import State
 from .trace import Column, Recorder, Table, Trace
 
 _CLOSE, _EARLY = 1e-3, 100  # how well the losses of the first arrivals agree when a run is computed in other company
+
+
+_log = logging.getLogger("dualdelay")
 
 
 def resume(
@@ -120,6 +124,12 @@ def resume(
             if config["updates"] is not None and content["state"]["version"] > config["updates"]:
                 made = content["state"]["version"]
                 notes.append(f"the run has made {made} updates already, more than {config['updates']}")
+            if result is not None and result["ended"] == "stop" and not ended:
+                _log.warning(
+                    "the run was stopped early at version %d (%s), and what stopped it still holds; to train on, begin "
+                    "another run from it: start=%r",
+                    *(content["state"]["version"], stop, str(place.path)),
+                )
             loop.load(content, rows)
             place.clear_after(content["arrivals"], content["moment"])
             moved = changes(_last_environment(config, content["events"]), now)
@@ -353,7 +363,7 @@ class _Replay:
         if not found:
             return (
                 "The processor, torch, numpy and the libraries for matrices are those of the record: the code, the data or "
-                "the record itself have changed."
+                "the record itself have changed, or the method draws numbers that no seed names (use the rng of init)."
             )
         hint = "" if self._rtol is not None else " To compare numbers instead of bits: dd.replay(folder, rtol=1e-3)."
         return f"What is not as it was recorded: {'; '.join(found)}.{hint}"

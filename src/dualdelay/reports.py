@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table as Grid
+from rich.text import Text
 
 from .advice import KAPPA, Advice, Later
 from .config import label, parameters
@@ -101,16 +103,16 @@ def print_comparison(sweep: Sweep, console: Console) -> None:
         when = f"at time {times[0]:g}" if len(times) == 1 else f"at the end (times {times[0]:g} to {times[-1]:g})"
         some = any(run is None for runs in methods.values() for run in runs)
         heads = ("updates", "objective F", "pooled loss", "accuracy", "tau_max", "audit", *(["runs"] if some else []))
-        grid = _grid(f"{setting}: {when}" if len(settings) > 1 else when, "method", *heads)
+        grid = _grid(escape(f"{setting}: {when}" if len(settings) > 1 else when), "method", *heads)
         for name, runs in methods.items():
             rows = [run.summary() for run in runs if run is not None]
             if not rows:
-                grid.add_row(name, *["-"] * 6, f"0 of {len(runs)}")
+                grid.add_row(Text(name), *["-"] * 6, f"0 of {len(runs)}")
                 continue
             cells = [_spread([row[key] for row in rows]) for key in ("updates", "objective", "pooled_loss", "accuracy")]
             audits = [row["audit"] for row in rows if row["audit"] is not None]
             cells += [f"{max(row['tau_max'] for row in rows):,}", number(max(audits), 1) if audits else "-"]
-            grid.add_row(name, *cells, *([f"{len(rows)} of {len(runs)}"] if some else []))
+            grid.add_row(Text(name), *cells, *([f"{len(rows)} of {len(runs)}"] if some else []))
         console.print(grid)
 
 
@@ -137,6 +139,7 @@ def _ranking(methods: Mapping[str, Sequence[Run | None]], where: str) -> str:
         else:
             partly.append(f"{name} failed or diverged in {sum(not math.isfinite(end) for end in ends)} of {len(ends)} runs")
     order = sorted(final, key=lambda name: final[name])
+    partly += [f"{name} ends above where it began" for name in order if _rose(methods[name], final[name])]
     rest = f" {'; '.join(partly)}." if partly else ""
     if not order:
         return f"{where}no method came to a finite objective in all its runs.{rest}"
@@ -153,6 +156,11 @@ def _ranking(methods: Mapping[str, Sequence[Run | None]], where: str) -> str:
         f"{where}{when} {best} has the lowest objective, {number(final[best])} after {updates[best]} updates{then}; lower "
         f"is better, and F counts every worker the same.{rest}"
     )
+
+
+def _rose(runs: Sequence[Run | None], end: float) -> bool:
+    """Whether a method's objective is larger in the end than at first."""
+    return end > float(np.mean([run.metrics.objective[0] for run in runs if run is not None]))
 
 
 def print_advice(advice: Advice, commands: Sequence[str], missing: Sequence[str], console: Console) -> None:

@@ -15,7 +15,7 @@ from .devices import using_threads
 from .draws import Draws
 from .drive import Watch, drive
 from .environment import environment
-from .errors import BadInput, require_kind, require_whole
+from .errors import BadInput, require_kind, require_several, require_whole
 from .evaluation import Metric
 from .files import pack
 from .folder import Folder
@@ -106,6 +106,8 @@ def simulate(
     "host".
     """
     require_whole("threads", count := torch.get_num_threads() if threads is None else threads, 1)
+    require_several("watch", watch, "functions of state and arrival")
+    require_several("log", log, "functions of values and step")
     require_kind("problem", problem, Problem, "dd.Digits(workers=10)")
     with using_threads(count), borrowed(problem) as mine:
         plan = Plan(
@@ -184,6 +186,8 @@ def train(
     """
     fleet = RayFleet() if fleet is None else fleet
     require_kind("fleet", fleet, RayFleet, "dd.RayFleet()")
+    require_several("watch", watch, "functions of state and arrival")
+    require_several("log", log, "functions of values and step")
     require_kind("algorithm", algorithm, Algorithm, "dd.DuDe(lr=0.05)")
     require_kind("problem", problem, Problem, "dd.Digits(workers=10)")
     with using_threads(fleet.server_threads), borrowed(problem) as mine:

@@ -19,7 +19,7 @@ from .cores import Cores, cores_worth
 from .crew import Crew
 from .devices import batches, require_device, using_precision
 from .drive import require_totals
-from .errors import BadInput, require_one_of, require_whole
+from .errors import BadInput, require_kind, require_one_of, require_whole
 from .evaluation import Metric, Schedule, usual
 from .files import decode, load_weights
 from .fleet import Fleet
@@ -57,6 +57,10 @@ def configuration(
 ) -> dict[str, Any]:
     """A run's settings as plain values; refuses what cannot be."""
     require_one_of("on_nonfinite", on_nonfinite, ("retry", "leave", "stop"))
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise BadInput(f"metrics is {metrics!r}; expected functions by name: metrics={{'name': lambda model: ...}}.")
+    if stop is not None:
+        require_kind("stop", stop, EarlyStop, "dd.EarlyStop(patience=5)")
     require_whole("keep", keep, 1)
     require_whole("threads", threads, 1)
     require_one_of("table", table, ("full", "half", "host"))

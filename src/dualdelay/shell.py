@@ -51,6 +51,10 @@ def make_console(json: bool) -> Console:
     )
 
 
+class Partly(BadInput):
+    """What could not be told, after all that could be, the last line included."""
+
+
 def finish(json: bool, command: str, **values: Any) -> None:
     """The last line of a command, if one was asked for."""
     if json:

@@ -44,6 +44,7 @@ class State:
     optimizer: Stepper | None = None  # momentum, Adam, schedules; without one the step is plain SGD
     absent: set[int] = field(default_factory=set)  # workers that are not there
     size: int = 0  # workers there and not
+    descents: int = 0  # calls of ``descend``, which alone moves the weights
 
     def __post_init__(self) -> None:
         self.size = self.size or self.n
@@ -78,6 +79,7 @@ class State:
         Divide by ``over`` and not the step size: to Adam a sum of n gradients with lr / n is not their mean with lr. Runs
         that advance together have a step size each, a column (r, 1).
         """
+        self.descents += 1
         if isinstance(lr, Tensor):
             dtype = self.weights.dtype
             self.weights = torch.addcmul(self.weights, direction.to(dtype), (lr / -over).to(dtype))

@@ -131,7 +131,8 @@ def warned(unvaried: Sequence[str]) -> list[str]:
     """Warn of what does not vary with the seed; returns the warning as a note."""
     notes = [f"the same for all seeds: {' and '.join(unvaried)}; the spread is that of the rest alone"] if unvaried else []
     for note in notes:
-        how = "leave its own seed out, or pass a function: problem=lambda seed: ..., speeds=lambda seed: ..."
+        own = "leave its own seed out, or " if "of its own" in note else ""
+        how = f"{own}pass a function: problem=lambda seed: ..., speeds=lambda seed: ..."
         warnings.warn(f"{note}. To vary it, {how}", stacklevel=3)
     return notes
 
@@ -180,6 +181,10 @@ def computed(
                 with nullcontext({"progress": progress}) if shown is None else shown(point) as more:
                     runs[k] = simulate(point.algorithm, point.problem, point.speeds, **what, **more)
             except RunFailed as error:
+                failed[k] = str(error)
+            except BadInput as error:  # of the first run it is the user's; later it is that run's own, and others are done
+                if not runs:
+                    raise
                 failed[k] = str(error)
     tell(1.0, "")
     return Sweep(points, [runs.get(k) for k in range(total)], failed, notes)

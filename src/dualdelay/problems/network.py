@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..core import Problem, Samples
 from ..devices import lower
 from ..draws import Draws
-from ..errors import BadInput, require_one_of, require_positive, require_whole
+from ..errors import BadInput, DualDelayError, require_one_of, require_positive, require_whole
 from ..together import OneAtATime, Together
 from .batchnorm import refuse_batchnorm
 from .data import Collate, Minibatches, Shard, digest, objectives, on_device
@@ -128,8 +128,17 @@ class Network(Problem):
         self._samplewise = loss is not None and takes_samples_one_by_one(self.net.module)
         self._given = self.net.weights.clone()
         self._costs: tuple[float, float] | None = None
+        self._exam.require_pairs()
         if self._shards.kept:
-            self._probe(0, self._shards.kept.values())
+            try:
+                self._probe(0, self._shards.kept.values())
+            except DualDelayError:
+                raise
+            except Exception as error:  # whatever a user's model, loss or data raise
+                raise BadInput(
+                    f"worker 0's first gradient could not be computed: {type(error).__name__}: {error}. Look at the model, "
+                    "at the loss, and at what a batch of the data is."
+                ) from error
 
     def _checked_weights(self, weights: str | Sequence[float]) -> str | list[float]:
         if isinstance(weights, str):
@@ -232,7 +241,7 @@ class Network(Problem):
                     f"a batch is a {type(batch).__name__}, and neither loss nor step is given; expected a dict that the "
                     "model takes by name, model(**batch).loss. Give loss= for pairs, or step= for anything else."
                 )
-            loss = module(**batch).loss
+            loss = _loss_of(module(**batch))
         else:
             if not isinstance(batch, (tuple, list)) or len(batch) != 2:
                 size = f" of {len(batch)}" if isinstance(batch, (tuple, list, Mapping)) else ""
@@ -492,7 +501,8 @@ class Network(Problem):
 
     @property
     def unseeded(self) -> str:
-        return "its data are given, so a seed names its minibatches and initial weights alone"
+        start = "" if self._make is None else " and initial weights"
+        return f"its data are given, so a seed names its minibatches{start} alone"
 
     @property
     def parallel(self) -> bool:
@@ -531,6 +541,18 @@ class Network(Problem):
         from .stacked import Stacked  # it needs this module
 
         return Stacked([problem for problem in problems if isinstance(problem, Network)])
+
+
+def _loss_of(output: Any) -> Any:
+    """The loss that a model has computed itself, as those of Hugging Face give it."""
+    if hasattr(output, "loss"):
+        return output.loss
+    if isinstance(output, Mapping) and "loss" in output:
+        return output["loss"]
+    raise BadInput(
+        f"model(**batch) gave a {type(output).__name__} without a loss, and neither loss nor step is given. Give the step: "
+        "step=lambda model, batch: model(**batch)[0], say."
+    )
 
 
 def _number(name: str, value: Any) -> float:

@@ -107,14 +107,15 @@ class Quadratic(Problem):
         return away, away * self._a[:, None] if self.scalar else torch.einsum("nij,nj->ni", self._a, away)
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
-        return self.assess(x)[0]
+        away, gradients = self._gradients(x)
+        objective = 0.5 * float((away * gradients).sum(1).mean())
+        norm = float(gradients.mean(0).norm())
+        return {"objective": objective, "pooled_loss": objective, "accuracy": math.nan, "gradient_norm": norm}
 
     def assess(self, x: Tensor, samples: Samples = None) -> tuple[dict[str, float], Mapping[int, Mapping[str, Any]]]:
         away, gradients = self._gradients(x)
-        losses = 0.5 * (away * gradients).sum(1)
-        objective, norm = float(losses.mean()), float(gradients.mean(0).norm())
-        numbers = {"objective": objective, "pooled_loss": objective, "accuracy": math.nan, "gradient_norm": norm}
-        return numbers, {worker: {"loss": loss, "samples": 1} for worker, loss in enumerate(losses.tolist())}
+        losses = (0.5 * (away * gradients).sum(1)).tolist()
+        return self.evaluate(x), {worker: {"loss": loss, "samples": 1} for worker, loss in enumerate(losses)}
 
     def optimum(self) -> Tensor:
         """The minimiser of F: (sum A_i)^-1 sum A_i center_i."""

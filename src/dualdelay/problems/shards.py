@@ -186,6 +186,16 @@ class Exam:
             right.append((outputs.argmax(1) == targets).sum())
         return int(torch.stack(right).sum()) / shard.size
 
+    def require_pairs(self) -> None:
+        """Refuse data that are given and of which no accuracy can be measured."""
+        if self._shard is not None:
+            batch = self._shard.batch(torch.tensor([0]))
+            if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+                raise BadInput(
+                    f"test gives a batch that is a {type(batch).__name__}; expected pairs (inputs, classes). Measure what "
+                    "you want to know of other data by functions: metrics={'accuracy': lambda model, batch: ...}."
+                )
+
     def digest(self, into: Any) -> None:
         """Add the data to a hash; of a function its name."""
         if self._function is not None:
