@@ -45,7 +45,9 @@ def test_the_rehearsal_learns(page: Any, capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.real
-def test_four_uneven_sites_are_trained_interrupted_resumed_used_and_replayed(page: Any) -> None:
+def test_four_uneven_sites_are_trained_interrupted_resumed_used_and_replayed(
+    page: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     endless = Path("setting.py").read_text().replace("UPDATES = 400", "UPDATES = 100_000")
     Path("setting.py").write_text(endless)  # so that it is interrupted on any machine
     train = subprocess.Popen([sys.executable, "train.py"], stderr=subprocess.PIPE, text=True)
@@ -61,7 +63,8 @@ def test_four_uneven_sites_are_trained_interrupted_resumed_used_and_replayed(pag
     Path("resume.py").write_text(FILES["resume.py"].replace('dd.resume("run",', f'dd.resume("run", updates={more},'))
     done = subprocess.run([sys.executable, "resume.py"], capture_output=True, text=True, check=True)
     assert f"Run({more} updates" in done.stdout
-    used = subprocess.run([sys.executable, "use.py"], capture_output=True, text=True, check=True).stdout
+    page.program("use.py")
+    used = capsys.readouterr().out
     assert used.startswith(f"{more} updates 0.") and "torch.Size([1, 10])" in used
     import setting
     import site_data

@@ -175,7 +175,8 @@ def _as_it_ended(
     loop.load(loaded[0], loaded[1])
     loop.recorder.events = place.trace().events
     run = ended_run(loop, place.table("metrics"), float(result["time"]), result["ended"], place.path, result["notes"])
-    return replace(run, workers=place.table("workers"))
+    best = _kept_best(place, config, result, run.metrics, loop.state.weights)
+    return replace(run, workers=place.table("workers"), best=best)
 
 
 def load(folder: str | Path) -> Run:
@@ -207,6 +208,7 @@ def load(folder: str | Path) -> Run:
         trace, metrics, workers = place.trace(), place.table("metrics"), place.table("workers")
         weights = names.flat(load_weights(place.path / "model.safetensors"), state.weights)
         ended, time, notes, audit = result["ended"], float(result["time"]), tuple(result["notes"]), result["audit"]
+        best = _kept_best(place, config, result, metrics, state.weights)
     else:
         trace = Trace(rows, content["events"])
         metrics = Table.of(metric_rows(evaluation["metrics"]), evaluation["metrics"]["names"])
@@ -216,6 +218,18 @@ def load(folder: str | Path) -> Run:
     return Run(
         method, None, state, trace, metrics, time, ended, audit, place.path, notes, workers, best, weights, names=names
     )
+
+
+def _kept_best(
+    place: Folder, config: Mapping[str, Any], result: Mapping[str, Any], metrics: Table, like: Tensor
+) -> Best | None:
+    """The best model of a finished run; its last evaluation, which is in no checkpoint, may have found it."""
+    if result.get("best_version") is None:
+        return None
+    best = Best.by(config["keep_best"], tuple(metrics))
+    best.value, best.version = float(result["best_value"]), int(result["best_version"])
+    best.x = place.names().flat(load_weights(place.path / "best.safetensors"), like)
+    return best
 
 
 def _state(saved: Mapping[str, Any]) -> State:
