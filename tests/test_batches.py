@@ -270,11 +270,28 @@ def test_a_worker_s_metric_that_raises_is_reported_and_switched_off() -> None:
 
     problem = dd.Network(mlp(), cross_entropy, shards(), 4, metrics={"recall": breaks})
     run = dd.simulate(dd.DuDe(0.05), problem, SPEEDS, updates=9, evaluate_every=3)
-    assert run.version == 9 and len(calls) == 7
+    assert run.version == 9 and len(calls) == 9  # once for each of the three workers after it broke
     assert run.metrics.recall[:2].tolist()[0] == 1.0 and math.isnan(run.metrics.recall[-1])
     assert any(
         "metric 'recall' at worker" in note and "no positives" in note and "switched off" in note for note in run.notes
     )
+
+
+def test_a_metric_that_raises_at_one_worker_is_switched_off_there_alone() -> None:
+    """As a share of positives does where there are none: that worker still trains, and the others are measured."""
+
+    def share(model: nn.Module, batch: Any) -> float:
+        return 1 / int((batch[0].mean() < 50).sum())
+
+    data = [(inputs + 100 * (worker == 1), targets) for worker, (inputs, targets) in enumerate(shards())]
+    built = dd.Network(mlp(), cross_entropy, lambda worker: data[worker], 4, workers=3, metrics={"positives": share})
+    run = dd.simulate(dd.DuDe(0.05), built, SPEEDS, updates=9, evaluate_every=3)
+    assert set(run.trace.worker.tolist()) == {0, 1, 2}
+    nan = np.isnan(run.workers.positives)
+    assert set(run.workers.worker[nan].tolist()) == {1} and set(run.workers.worker[~nan].tolist()) == {0, 2}
+    assert any("metric 'positives' at worker 1" in note and "ZeroDivisionError" in note for note in run.notes)
+    with pytest.raises(dd.BadInput, match="metric 'positives' raised ZeroDivisionError on a batch of worker 0"):
+        dd.Network(mlp(), cross_entropy, data[1:], 4, metrics={"positives": share})
 
 
 # --- evaluation on some samples ---

@@ -414,7 +414,7 @@ def test_a_frozen_worker_whose_process_never_was_there_has_one_job_when_it_thaws
 def test_rejections_that_stopped_a_run_do_not_stop_its_replay(tmp_path):
     problem = Rough(TRIO, noise=0.3)
     problem.raises, problem.spoils = lambda *job: False, lambda worker, draw: worker == 0 and draw < 10
-    with pytest.raises(dd.RunFailed, match="10th in a row"):
+    with pytest.raises(dd.RunFailed, match="number 10 in a row"):
         dd.simulate(dd.DuDe(lr=0.1), problem, dd.FixedSpeeds([1.0, 2.0, 3.0]), updates=30, folder=tmp_path / "run")
     assert dd.resume(tmp_path / "run", problem=problem).version == 30
     assert dd.replay(tmp_path / "run", problem=problem).version == 30

@@ -100,7 +100,7 @@ def test_a_worker_that_sends_nan_leaves_if_that_was_said(tmp_path: Path) -> None
     assert [event["kind"] for event in run.trace.events] == ["rejected"] * 10 + ["left"]
     assert run.state.absent == {1} and run.faults == {"rejected": 10, "left": 1}
     assert "10 rejected, 1 left" in repr(run)
-    assert any(note.startswith("worker 1: it left at time") and "10th in a row" in note for note in run.notes)
+    assert any(note.startswith("worker 1: it left at time") and "number 10 in a row" in note for note in run.notes)
     summary = json.loads((tmp_path / "run" / "result.json").read_text())
     assert summary["faults"] == run.faults and summary["notes"] == list(run.notes)
     assert dd.replay(tmp_path / "run", problem).same_bits
@@ -125,7 +125,7 @@ def test_a_method_without_a_rule_for_leaving_says_so_when_a_worker_has_to() -> N
     class Stubborn(dd.SyncSGD):
         leave = dd.Algorithm.leave
 
-    with pytest.raises(dd.RunFailed, match=r"worker 1 is gone .*10th in a row.*Stubborn would wait for it"):
+    with pytest.raises(dd.RunFailed, match=r"worker 1 is gone .*number 10 in a row.*Stubborn would wait for it"):
         dd.simulate(Stubborn(0.05), Bad(CENTERS), THREE, updates=60, on_nonfinite="leave")
 
 
@@ -176,6 +176,17 @@ def test_early_stopping_compares_only_what_the_same_workers_answered() -> None:
 
 class SimpleTable(dict[str, Any]):
     __getattr__ = dict.__getitem__
+
+
+def test_what_a_run_that_was_stopped_early_returns_is_said() -> None:
+    """The last row of its metrics is of another model."""
+    rising = dd.Quadratic([[0.0], [6.0], [12.0]])
+    start = torch.tensor([6.1], dtype=torch.float64)
+    stop = dd.EarlyStop(patience=2)
+    run = dd.simulate(dd.VanillaASGD(1.5), rising, THREE, updates=60, stop=stop, evaluate_every=1, start=start)
+    assert run.ended == "stop" and run.best is not None and run.best.version < run.version
+    assert f"it returns its best, of version {run.best.version}" in repr(run)
+    assert run.summary()["returned_version"] == run.best.version and "tensor" not in repr(run.best)
 
 
 # --- metrics and loggers of the user's own ---

@@ -64,7 +64,7 @@ def test_the_memory_at_the_server_and_at_the_workers_give_the_same_iterates():
         while loop.fleet.peek() is not None:
             loop.advance()
         close = drift(run.version, 0.1, 8, torch.float32)  # one that was lost would move them further at each update
-        assert (loop.state.x - run.x).norm() <= close * run.x.norm()
+        assert (loop.state.x - run.state.x).norm() <= close * run.state.x.norm()
 
 
 def test_data_are_built_in_the_worker_alone_and_evaluated_there(tmp_path):

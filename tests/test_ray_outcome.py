@@ -129,6 +129,35 @@ def test_a_process_that_dies_is_named_with_its_signal_and_what_it_said(tmp_path:
     assert run.metrics.objective[-1] == pytest.approx(float((losses * sizes).sum() / sizes.sum()), rel=1e-5)
 
 
+@dataclass
+class Mended(Site):
+    """A site whose file is missing until it is put there."""
+
+    file: str = ""
+
+    def __call__(self, worker: int) -> tuple[Tensor, Tensor]:
+        self.missing = 1 if not Path(self.file).exists() else -1
+        return super().__call__(worker)
+
+
+def test_a_site_that_was_mended_is_there_when_the_run_is_resumed(tmp_path: Path) -> None:
+    problem = dd.Network(small_net, cross_entropy, Mended(file=str(tmp_path / "file")), workers=3, batch_size=4)
+    run = dd.train(dd.DuDe(lr=0.05), problem, dd.RayFleet(retries=0), updates=40, folder=tmp_path / "run")
+    assert set(run.trace.worker.tolist()) == {0, 2} and run.faults == {"failed": 1, "left": 1}
+    (tmp_path / "file").touch()
+    again = dd.resume(tmp_path / "run", problem=problem, updates=100)
+    later = again.trace.worker[len(run.trace) :].tolist()
+    assert 1 in later[:12], later  # and not when its process has been started after the others'
+    assert again.state.n == 3 and torch.equal(dd.replay(tmp_path / "run", problem).x, again.x)
+
+
+def test_if_nobody_can_compute_a_first_gradient_one_message_says_why(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(), nn.Linear(8, 2))
+    problem = dd.Network(model, cross_entropy, Site(), workers=2, batch_size=4)
+    with pytest.raises(dd.RunFailed, match=r"nobody could compute a first gradient; worker \d says: .*stochastic=True"):
+        dd.train(dd.DuDe(lr=0.05), problem, updates=40, folder=tmp_path / "run")
+
+
 LOCAL = """
 import os, signal, sys, time
 import dualdelay as dd

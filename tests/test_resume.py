@@ -247,4 +247,4 @@ def test_ten_bad_gradients_in_a_row_are_counted_across_a_kill(count: int, tmp_pa
     with pytest.raises(dd.RunFailed) as resumed:
         dd.resume(tmp_path / "run", problem=scenario.problem)
     assert str(resumed.value) == str(straight.value)
-    assert "10th in a row" in str(straight.value)
+    assert "number 10 in a row" in str(straight.value)

@@ -283,8 +283,11 @@ class Crew(Fleet):
         """Go on with new processes; those that had left by a fault are given another chance."""
         super().load(saved)
         self._weigh(saved["unit"])
-        self._staff.muster(saved["away"], saved["now"])
         absent = self._fleet.absent_at_first(len(self._staff.desks))
+        back = set(saved["away"]).difference(absent) if self._fleet.gone == "leave" else set()
+        self._staff.heard = True  # if it was not, somebody will say so again
+        self._staff.began = time.monotonic()
+        self._staff.muster(saved["away"], saved["now"], back)
         self._fleet.seated(set(absent).difference(saved["away"]))
         self._wakes, self._away = saved["wakes"], set(saved["away"])
         for worker, draws in enumerate(saved["queues"]):
@@ -294,7 +297,7 @@ class Crew(Fleet):
                 self._staff.desks[worker].blocked, self._staff.desks[worker].memory = True, "lost"
             self._staff.dispatch(worker)
         self._lose(*saved["lost"])
-        for worker in self._away.difference(absent):
+        for worker in self._away.difference(absent, back):
             self._fleet.join(worker)
         for moment, version, x, samples, limit in saved["looks"]:
             self._look(moment, self._lend(version, x), samples, limit, None)

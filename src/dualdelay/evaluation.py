@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -268,7 +268,7 @@ class Best:
     larger: bool
     value: float = math.nan
     version: int = -1
-    x: Tensor | None = None
+    x: Tensor | None = field(default=None, repr=False)
     answered: float = -1.0
     share: float = -1.0
 

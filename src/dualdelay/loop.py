@@ -83,12 +83,15 @@ class Loop:
         return vain and (self.algorithm.waits or not self.fleet.hope)
 
     def begin(self) -> None:
-        """Evaluate the start and give out the first jobs."""
+        """Evaluate the start and give out the first jobs; workers that evaluate themselves have those before."""
         self._require_fields()
         self.fleet.begin()
-        if self._evaluates:
+        if self._evaluates and not self.fleet.measures:
             self.look(0.0)
-        self._carry_out(self._decided(lambda: self.algorithm.first(self.state), "first"))
+        first, start = self._decided(lambda: self.algorithm.first(self.state), "first"), self.state.version
+        self._carry_out(first)
+        if self._evaluates and self.fleet.measures and start == 0:
+            self.look(0.0)
 
     def look(self, time: float) -> None:
         """Evaluate the current model: now, or in a fleet whose workers do it, as soon as they have."""
@@ -230,7 +233,7 @@ class Loop:
         self.fleet.retry(a)
         streak = self._streaks[a.worker] = self._streaks.get(a.worker, 0) + 1
         said = f"a gradient with {what} (job number {a.job.draw} at version {a.job.version}"
-        said += f", the {streak}th in a row)" if streak > 1 else ")"
+        said += f", number {streak} in a row)" if streak > 1 else ")"
         if self.fleet.real:
             log.warning("worker %d sent %s; it was rejected, and the job is done again", a.worker, said)
         if self._on_nonfinite == "stop" or (self._on_nonfinite == "retry" and streak >= _IN_A_ROW):

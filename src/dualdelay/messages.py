@@ -89,4 +89,4 @@ def last_words(lines: Sequence[str]) -> str:
         found = [match for match in (re.search(pattern, line) for line in lines) if match]
         if found:
             return f"by {found[-1][1]}"
-    return "without a word, as by SIGKILL: kill -9, or the kernel when memory runs out"
+    return "without a word, as by SIGKILL (kill -9, or the kernel when memory runs out) or by os._exit"

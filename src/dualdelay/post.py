@@ -379,7 +379,8 @@ class Post:
         lines: list[str] = []
         for path in logs.glob(f"worker-*-{pid}.err") if pid else ():
             with suppress(OSError):
-                lines += path.read_bytes()[-20_000:].decode(errors="replace").splitlines()
+                said = path.read_bytes()[-20_000:].decode(errors="replace").splitlines()
+                lines += [line for line in said if not line.startswith(":")]  # those are Ray's
         return lines
 
     def close(self) -> None:

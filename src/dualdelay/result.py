@@ -147,12 +147,19 @@ class Run:
             else {f"best_{name}": getattr(self.best, name) for name in ("metric", "value", "version")}
         )
         numbers = {**counts, **asdict(self.delays), "audit": self.error}
-        return {"ended": self.ended, **last, "time": self.time, **numbers, **best}
+        returned = {"returned_version": self.best.version} if self.returns_best and self.best else {}
+        return {"ended": self.ended, **last, "time": self.time, **numbers, **best, **returned}
 
     def __repr__(self) -> str:
         counts = f"{self.version} updates, {len(self.trace)} arrivals, time {self.time:g}, ended by {self.ended}"
         wrong = ", ".join(f"{count} {kind}" for kind, count in self.faults.items())
-        return f"Run({counts}{f'; {wrong}' if wrong else ''})"
+        returned = f"; it returns its best, of version {self.best.version}" if self.returns_best and self.best else ""
+        return f"Run({counts}{f'; {wrong}' if wrong else ''}{returned})"
+
+    @property
+    def returns_best(self) -> bool:
+        """Whether ``x`` and the state dict are those of the best model, not of the last: after early stopping."""
+        return self.weights is not None and self.best is not None and self.best.version != self.version
 
 
 @dataclass(frozen=True)

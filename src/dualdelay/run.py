@@ -178,7 +178,7 @@ def train(
 ) -> Run:
     """Run an algorithm on real workers, one process each, until ``updates`` or ``time`` in seconds, whichever comes first.
 
-    The arguments are those of ``simulate``; ``fleet`` says where the workers run, by default on this machine, and what
+    Arguments mean what they do in ``simulate``; ``fleet`` says where the workers run, by default on this machine, and what
     happens when they fail. Workers evaluate their part of F between two jobs while the others go on: a gradient goes before
     an evaluation, and by default evaluations take at most a tenth of any worker's time, on a few of its samples, always the
     same, as often as that allows, fifty times at most. The last evaluation is of all data. With a ``folder`` the run can be

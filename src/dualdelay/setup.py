@@ -105,6 +105,8 @@ def ends(
         few = problem.few_samples() if samples is None else samples
         often = Schedule(seconds=time / 50) if time else Schedule(updates=max(1, (updates or 0) // 50))
         schedule = Schedule(often.updates, often.seconds, few, _REAL_SHARE)
+    elif speeds is None and samples is None:  # when was said, and not on how much
+        schedule = Schedule(every, seconds, problem.few_samples())
     elif default and speeds is not None:
         schedule = usual(problem, updates, time, _jobs(problem, speeds, updates, time))
         schedule = schedule if samples is None else Schedule(schedule.updates, schedule.seconds, samples)

@@ -31,6 +31,7 @@ class Staff:
         self.looks = Looks(self._looked)
         self.seen: deque[Look] = deque()  # evaluations that are complete
         self.short = ""  # why the run cannot go on
+        self.heard = False  # whether a gradient has ever come
         self.unit = 0.0  # the samples of a worker that counts as one; zero: all count alike, or as they were told to
         self.began = time.monotonic()
         self._fleet, self._post = fleet, post
@@ -43,12 +44,20 @@ class Staff:
         """Seconds since the run began, without those in which it was stopped."""
         return time.monotonic() - self.began
 
-    def muster(self, away: Collection[int], now: float) -> None:
-        """Start all but these workers' processes, and the clock at ``now`` when they are there: none has a head start."""
+    def muster(self, away: Collection[int], now: float, back: Collection[int] = ()) -> None:
+        """Start all but these workers' processes, and the clock at ``now`` when they are there: none has a head start.
+
+        Those of them who come ``back`` join when they are there.
+        """
         for worker in range(len(self.desks)):
-            if worker not in away:
+            if worker not in away or worker in back:
                 self.hire(worker)
-        while any(desk.state == "starting" for desk in self.desks):
+            if worker in back:
+                self.desks[worker].state = "awaited"
+        soon = [self.desks[worker] for worker in back]
+        while any(desk.state == "starting" for desk in self.desks) or (
+            any(desk.state == "awaited" for desk in soon) and self.now < self._fleet.patience
+        ):
             self.tick(-1)
             self.receive(0.2)
         self.began = time.monotonic() - now
@@ -175,10 +184,15 @@ class Staff:
         desk.done += 1
         self.replies[worker] = reply
         if not reply.error:
+            self.heard = True
             self.push("arrival", worker, draw, reply.seconds)
             return
         desk.failures += 1
         self.push("failed", worker, draw, reply.seconds, reply.error)
+        there = [other for other in self.desks if other.at_work]
+        if not self.heard and len(there) > 1 and all(other.failures for other in there):
+            last = reply.error.strip().splitlines()[-1]
+            self.short = f"nobody could compute a first gradient; worker {worker} says: {last}"
         if desk.failures > self._fleet.retries:
             self.give_up(worker, f"{desk.failures} exceptions in a row, the last: {reply.error.strip().splitlines()[-1]}")
 

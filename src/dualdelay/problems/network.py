@@ -115,7 +115,7 @@ class Network(Problem):
         self._evaluation_batch = evaluation_batch
         self.loss, self._step, self._stochastic, self.full_gradient = loss, step, stochastic, full_gradient
         self._metrics = dict(metrics or {})
-        self._failed: set[str] = set()  # metrics that raised here, and are not called again
+        self._failed: set[tuple[int, str]] = set()  # workers and metrics that raised there, and are not called again
         held = ("held_out_loss",) if self._held_out is not None else ()
         self.columns = (*held, *(name for name in self._metrics if name != "accuracy"))
         self.measures_accuracy = "accuracy" in self._metrics
@@ -139,6 +139,7 @@ class Network(Problem):
                     f"worker 0's first gradient could not be computed: {type(error).__name__}: {error}. Look at the model, "
                     "at the loss, and at what a batch of the data is."
                 ) from error
+            self._try_metrics()
 
     def _checked_weights(self, weights: str | Sequence[float]) -> str | list[float]:
         if isinstance(weights, str):
@@ -195,9 +196,21 @@ class Network(Problem):
                 return float(self.loss_on(self.net.module, self._batch(shard, rows.repeat(times))))
 
         refuse_sums(loss)
+
+    def _try_metrics(self) -> None:
+        """Refuse a metric that raises on the first batch; later, and where data are built elsewhere, it is switched off."""
+        batch = self._batch(self._shards.kept[0], self.indices(0, 0))
         with self.net.evaluating(self._given), self._seeded(0), torch.no_grad():
             for name, metric in self._metrics.items():
-                _number(name, metric(self.net.module, self._batch(shard, rows)))
+                try:
+                    _number(name, metric(self.net.module, batch))
+                except DualDelayError:
+                    raise
+                except Exception as error:  # whatever a user's function raises
+                    raise BadInput(
+                        f"metric {name!r} raised {type(error).__name__} on a batch of worker 0: {error}. It is called with "
+                        "the module and a batch of any size, and gives the mean over it."
+                    ) from error
 
     def _seeded(self, key: int) -> AbstractContextManager[None]:
         """The global generators start at a place, if anything draws from them."""
@@ -358,9 +371,13 @@ class Network(Problem):
                 for name, metric in self._metrics.items():
                     try:
                         with torch.no_grad():
-                            value = math.nan if name in self._failed else _number(name, metric(self.net.module, batch))
+                            value = (
+                                math.nan
+                                if (worker, name) in self._failed
+                                else _number(name, metric(self.net.module, batch))
+                            )
                     except Exception as error:  # whatever a user's function raises
-                        self._failed.add(name)
+                        self._failed.add((worker, name))
                         value, errors[name] = math.nan, f"{type(error).__name__}: {error}"
                     metrics[name] += count / shard.size * value
             if self._held_out is not None:
