@@ -221,7 +221,9 @@ def test_whatever_ends_a_run_between_two_arrivals_it_is_saved(error: BaseExcepti
     folder = tmp_path / "run"
     with pytest.raises(type(error)):
         dd.simulate(dd.DuDe(LR), *CASES["noisy"], updates=40, checkpoint_every=1000, folder=folder, watch=[watch])
-    assert dd.load(folder).version == 13
+    kept = dd.load(folder)
+    assert kept.version == 13 and kept.ended == ("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+    assert kept.ended == "interrupted" or f"it could not go on: {type(error).__name__}" in kept.notes[-1]
     straight = dd.simulate(dd.DuDe(LR), *CASES["noisy"], updates=40, folder=tmp_path / "straight", checkpoint_every=1000)
     assert differences(dd.resume(folder), straight) == []
 

@@ -105,13 +105,13 @@ class Driver:
             self._folder.save(loop.save(), loop.recorder.rows(self._saved[0]), self._config["keep"])
             self._saved = len(loop.recorder), loop.moment
 
-    def _save_and_leave(self) -> None:
+    def _save_and_leave(self, why: str = "") -> None:
         """Save a run that does not come to its end, with a model and metrics that can be used as they are."""
         self.save()
         if self._folder is not None:
             evaluation = self._loop.evaluation
             model = self._loop.problem.state_dict(self._loop.state.x)
-            self._folder.leave(evaluation.table, evaluation.workers.table(), model)
+            self._folder.leave(evaluation.table, evaluation.workers.table(), model, why)
 
     def _save_if_due(self, before: int) -> None:
         every, version = self._config["checkpoint_every"], self._loop.state.version
@@ -170,13 +170,13 @@ class Driver:
             except Interrupted:
                 raise
             except RunFailed as error:
-                said = self._saved_at_last()
+                said = self._saved_at_last(str(error))
                 if not (loop.fleet.real and said):
                     raise
                 raise RunFailed(f"{error} {said}") from error
-            except (Exception, SystemExit, KeyboardInterrupt):
+            except (Exception, SystemExit, KeyboardInterrupt) as error:
                 if loop.whole:
-                    self._save_and_leave()
+                    self._save_and_leave("" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}")
                 raise
             run = ended_run(loop, metrics, now, ended, None if folder is None else folder.path, self._all_notes())
             if folder is not None:
@@ -188,12 +188,12 @@ class Driver:
                 raise Interrupted(f"finished and saved after {loop.state.version} updates")
         return run
 
-    def _saved_at_last(self) -> str:
+    def _saved_at_last(self, why: str) -> str:
         """Save a run that cannot go on, as far as that can be done, and say how to go on with it."""
         if self._folder is None:
             return ""
         try:
-            self._save_and_leave()
+            self._save_and_leave(why)
         except (RunFailed, OSError) as error:
             return f"The last checkpoint stands ({error}); go on with {self._way_on()}."
         return f"It is saved after {self._loop.state.version} updates; go on with {self._way_on()}."

@@ -178,9 +178,17 @@ class Folder:
                 path.unlink()
         for leftover in (*self.path.glob(".*.part"), *self.path.glob("*/.*.part")):
             leftover.unlink()
+        (self.path / "failed.txt").unlink(missing_ok=True)
 
-    def leave(self, metrics: Table, workers: Table, model: Mapping[str, Tensor]) -> None:
-        """Write what can be used of a run that goes on or has ended: its model and its metrics."""
+    def failure(self) -> str:
+        """Why the run could not go on; empty if it did not say so."""
+        path = self.path / "failed.txt"
+        return path.read_text() if path.exists() else ""
+
+    def leave(self, metrics: Table, workers: Table, model: Mapping[str, Tensor], why: str = "") -> None:
+        """Write what can be used of a run that goes on or has ended: its model and its metrics, and why it failed."""
+        if why:
+            write(self.path / "failed.txt", why.encode())
         save_table(self.path / "metrics.parquet", metrics.columns)
         save_table(self.path / "workers.parquet", workers.columns)
         save_weights(self.path / "model.safetensors", model)

@@ -184,7 +184,7 @@ def load(folder: str | Path) -> Run:
 
     Neither the problem nor Ray is needed: ``dd.load("runs/mine").state_dict()`` gives a model's weights by name, and
     ``.metrics``, ``.workers``, ``.trace``, ``.notes`` what is known of the run. One that was interrupted is as it was saved
-    last; ``ended`` is then "interrupted".
+    last; ``ended`` is then "interrupted", or "failed" with a note that says why.
     """
     place = Folder(Path(folder))
     config, result, names = place.config(), place.result(), place.names()
@@ -215,6 +215,8 @@ def load(folder: str | Path) -> Run:
         workers, weights = WorkerRows.loaded(evaluation["workers"]).table(), None
         ended, time, audit = "interrupted", content["now"], None
         notes = (*notes, *troubles(content["events"]))
+        if place.failure():
+            ended, notes = "failed", (*notes, f"it could not go on: {place.failure()}")
     return Run(
         method, None, state, trace, metrics, time, ended, audit, place.path, notes, workers, best, weights, names=names
     )
