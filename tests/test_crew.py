@@ -356,6 +356,42 @@ def test_an_awaited_worker_that_dies_joins_once_when_its_next_process_is_there(s
     here.check()
 
 
+def test_while_processes_take_long_to_start_it_is_said_whose(run, caplog):
+    run(DUDE(), start=lambda worker, incarnation: 40.0 if worker == 1 else 0.05).go(20)
+    said = [record.getMessage() for record in caplog.records if "still waiting" in record.getMessage()]
+    assert [text[:10] for text in said] == ["after 15 s", "after 30 s"] and all(
+        "workers [1] to start" in one for one in said
+    )
+
+
+def test_who_left_by_a_fault_is_there_when_a_resumed_run_begins(run):
+    """Its process is started with the others', and not when they are at work already."""
+    here = run(DUDE(memory="server"), fleet=dd.RayFleet(restarts=0)).go(50)
+    here.post.kill(1)
+    here.go(50)
+    assert here.loop.state.n == 2
+    back = run(DUDE(memory="server"), before=here, start=lambda *who: 5.0).go(30)
+    later = back.loop.recorder.trace().worker[len(here.loop.recorder) :].tolist()
+    assert back.loop.state.n == 3 and 1 in later[:4], later
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_if_nobody_can_compute_a_first_gradient_the_run_ends_at_once(first, run):
+    class Broken(dd.Quadratic):
+        def gradient(self, x, worker, draw):
+            if worker >= first:
+                raise ValueError(f"no shape fits worker {worker}")
+            return super().gradient(x, worker, draw)
+
+    if first == 0:
+        with pytest.raises(
+            dd.RunFailed, match=r"nobody could compute a first gradient; worker \d says: ValueError: no shape"
+        ):
+            run(DUDE(), Broken(TRIO)).go(50)
+    else:
+        assert run(DUDE(), Broken(TRIO), fleet=dd.RayFleet(retries=1)).go(50).loop.state.n == 1
+
+
 @pytest.mark.parametrize(("gone", "kinds"), [("leave", ["left", "joined"]), ("freeze", ["frozen", "thawed"])])
 def test_a_worker_that_comes_late_while_others_still_start_works_like_them(gone, kinds, run):
     seconds = {(0, 0): 1.3, (1, 0): -0.8, (1, 1): 0.8}

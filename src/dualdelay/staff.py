@@ -18,6 +18,7 @@ from .ray_fleet import RayFleet
 log = logging.getLogger("dualdelay")
 
 _TICK = 0.1  # seconds between two looks at who is late
+_WAITING = 15.0  # seconds of waiting for processes after which, again and again, somebody should be told
 ASKED = "it was asked to"  # as in result.PLANNED: nothing is wrong with such a worker
 
 
@@ -55,11 +56,16 @@ class Staff:
             if worker in back:
                 self.desks[worker].state = "awaited"
         soon = [self.desks[worker] for worker in back]
+        said = _WAITING
         while any(desk.state == "starting" for desk in self.desks) or (
             any(desk.state == "awaited" for desk in soon) and self.now < self._fleet.patience
         ):
             self.tick(-1)
             self.receive(0.2)
+            if self.now > said:
+                said += _WAITING
+                late = [worker for worker, desk in enumerate(self.desks) if desk.state in ("starting", "awaited")]
+                log.warning("after %.0f s still waiting for the processes of workers %s to start", self.now, late)
         self.began = time.monotonic() - now
         self._ticked = float("-inf")  # wishes are looked at first
         for desk in self.desks:
@@ -189,8 +195,8 @@ class Staff:
             return
         desk.failures += 1
         self.push("failed", worker, draw, reply.seconds, reply.error)
-        there = [other for other in self.desks if other.at_work]
-        if not self.heard and len(there) > 1 and all(other.failures for other in there):
+        tried = [other for other in self.desks if other.at_work or other.failures]
+        if not self.heard and len(tried) > 1 and all(other.failures for other in tried):
             last = reply.error.strip().splitlines()[-1]
             self.short = f"nobody could compute a first gradient; worker {worker} says: {last}"
         if desk.failures > self._fleet.retries:
