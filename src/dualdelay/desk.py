@@ -51,8 +51,8 @@ class Desk:
 
     @property
     def free(self) -> bool:
-        """Whether it has nothing to do and can be asked for something."""
-        return self.at_work and not self.blocked and self.doing is None and self.evaluating is None
+        """Whether it has said where it is, has nothing to do and can be asked for something."""
+        return self.state == "present" and not self.blocked and self.doing is None and self.evaluating is None
 
     @property
     def at_work(self) -> bool:
