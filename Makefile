@@ -24,7 +24,7 @@ test: .venv/ready
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2 --dist worksteal -m 'not real'
 	ATEN_CPU_CAPABILITY=$$($(BIN)/python tests/other_processor.py) $(BIN)/pytest -n 2 --dist worksteal -m numeric
-	$(BIN)/pytest -n 2 --dist worksteal -m real
+	$(BIN)/pytest -m real
 
 clean:
 	rm -rf .venv runs
