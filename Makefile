@@ -1,4 +1,4 @@
-# make demo   train three methods on digits over ten unlike workers and draw the figure
+# make demo   train three methods on digits over ten heterogeneous workers and draw the figure
 # make test   format check, lint, types and tests, the numeric ones also as on another kind of processor
 PYTHON ?= python3
 BIN := .venv/bin

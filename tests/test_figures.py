@@ -10,8 +10,7 @@ import pytest
 from rich.console import Console
 
 import dualdelay as dd
-from dualdelay import figures
-from dualdelay.figures import _best, draw
+from dualdelay.figures import _best, draw, drawn
 from dualdelay.reports import print_comparison, sentence
 from dualdelay.trace import Table
 
@@ -29,19 +28,9 @@ def table_of(ends: dict[str, list[float]], **more: Any) -> Table:
     return Table(columns | more)
 
 
-@pytest.fixture
-def axes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Draws a table and gives the axes."""
-    drawn: list[Any] = []
-    saved = figures._saved
-    monkeypatch.setattr(figures, "_saved", lambda figure, path, kind: (drawn.append(figure), saved(figure, path, kind))[1])
-
-    def made(table: Table) -> list[Any]:
-        draw(table, tmp_path / "figure.png")
-        found: list[Any] = drawn[-1].axes
-        return found
-
-    return made
+def axes(table: Table) -> list[Any]:
+    found: list[Any] = drawn(table, "time").axes
+    return found
 
 
 def test_the_best_are_so_in_the_mean_over_seeds_not_by_the_last() -> None:
@@ -51,7 +40,7 @@ def test_the_best_are_so_in_the_mean_over_seeds_not_by_the_last() -> None:
     assert _best(table_of(ends), slice(None)) == [f"dude[lr={k}]" for k in (0, 1, 2, 3, 4, 5, 6, 8)]
 
 
-def test_runs_of_different_problems_are_drawn_apart(axes: Any) -> None:
+def test_runs_of_different_problems_are_drawn_apart() -> None:
     ends = {f"dude[lr={k}]": [1.0 + k] for k in range(2)}
     problem = np.array(["digits[alpha=0.1]"] * 3 + ["digits[alpha=0.5]"] * 3)
     both = axes(table_of(ends, problem=problem))
@@ -59,7 +48,7 @@ def test_runs_of_different_problems_are_drawn_apart(axes: Any) -> None:
     assert [[line.get_label() for line in axis.get_lines()] for axis in both] == [["dude[lr=0]"], ["dude[lr=1]"]]
 
 
-def test_a_run_that_diverged_does_not_set_the_axis(axes: Any) -> None:
+def test_a_run_that_diverged_does_not_set_the_axis() -> None:
     """Neither one that is not drawn nor one that is: it leaves the picture at three times the start."""
     calm = {f"dude[lr={k}]": [1.0 + 0.01 * k] for k in range(8)}
     (axis,) = axes(table_of(calm | {"vanilla[lr=9]": [1e30]}))

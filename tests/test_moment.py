@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
-from dualdelay.devices import use_threads, using_precision, using_threads
+from dualdelay.devices import in_new_thread, use_threads, using_precision, using_threads
 from own import differences, mlp, shards
 
 # What a person runs; in a new process torch has as many threads as there are cores, and has met no thread yet.
@@ -39,14 +38,6 @@ def test_cores_and_a_folder_change_no_bit_in_a_new_process(tmp_path: Path) -> No
     ]
     alone, together = [process.communicate(timeout=300)[0] for process in started]
     assert alone == together and len(alone) > 1000
-
-
-def in_new_thread(function: Callable[[], Any]) -> Any:
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(function()))
-    thread.start()
-    thread.join()
-    return found[0]
 
 
 def test_threads_are_set_for_one_thread_alone() -> None:

@@ -72,7 +72,7 @@ def advise(
     folder: Annotated[MaybePath, tyro.conf.arg(help="Where the figure goes; by default a new folder under runs/.")] = None,
     json: Annotated[bool, tyro.conf.arg(help="Print one line of JSON at the end, and the rest to standard error.")] = False,
 ) -> None:
-    """Say how unlike workers are, how stale gradients get, and which method, step and wait_for to begin with.
+    """Say how heterogeneous workers are, how stale gradients get, and which method, step and wait_for to begin with.
 
     Example: dualdelay advise --problem 'digits[workers=10,alpha=0.1]' --speeds 'truncated_normal[std=5]' --time 300
 

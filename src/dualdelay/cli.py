@@ -227,25 +227,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     try:
         tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="dualdelay", description=_ABOUT, args=arguments)
-    except Partly as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
     except DualDelayError as error:
         print(f"error: {error}", file=sys.stderr)
-        _leave(arguments, 2 if isinstance(error, BadInput) else 1, str(error))
+        _leave(arguments, 2 if isinstance(error, BadInput) else 1, "" if isinstance(error, Partly) else str(error))
     except KeyboardInterrupt as interrupt:
         print(f"interrupted{f': {interrupt}' if str(interrupt) else ''}", file=sys.stderr)
         _leave(arguments, 130, str(interrupt) or "interrupted")
 
 
 def _leave(arguments: Sequence[str] | None, code: int, error: str) -> NoReturn:
-    """End with a code, and with a last line for machines if one was asked for."""
+    """End with a code, and with a last line for machines if one was asked for and there is something to tell."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    finish("--json" in words, words[0] if words else "", error=error, exit=code)
+    finish(bool(error) and "--json" in words, words[0] if words else "", error=error, exit=code)
     sys.exit(code)
 
 
-_ABOUT = """Asynchronous training over workers of uneven speed and unlike data.
+_ABOUT = """Asynchronous training over workers of uneven speed and heterogeneous data.
 
 Every command takes --json for one machine-readable line at the end. Exit codes: 0 done, 1 failed (saved as far as it
 came), 2 bad input, 130 interrupted (and saved). Quote brackets: 'dude[lr=0.05]'."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +56,14 @@ def compare(
 
 def named(algorithms: Sequence[Algorithm[Any]] | Mapping[str, Algorithm[Any]]) -> dict[str, Algorithm[Any]]:
     """The algorithms of a comparison by their labels."""
-    given: Any = algorithms
-    methods = given.values() if isinstance(given, Mapping) else given if isinstance(given, (list, tuple)) else [None]
-    for method in methods:
-        if not isinstance(method, Algorithm):
-            raise BadInput(
-                f"the algorithms are {given!r}; expected a list of them: [dd.DuDe(lr=0.05), dd.SyncSGD(lr=0.5)]."
-            )
-    names = dict(algorithms) if isinstance(algorithms, Mapping) else {label(method): method for method in algorithms}
-    if not names or len(names) != len(algorithms):
-        given = [label(method) for method in (algorithms.values() if isinstance(algorithms, Mapping) else algorithms)]
-        raise BadInput(f"the algorithms are {given}; expected at least one, each only once, such as 'dude[lr=0.05]'.")
+    given: Any = algorithms.values() if isinstance(algorithms, Mapping) else algorithms
+    methods: list[Any] = list(given) if isinstance(given, Iterable) else [None]
+    if not all(isinstance(method, Algorithm) for method in methods):
+        raise BadInput(
+            f"the algorithms are {algorithms!r}; expected a list of them: [dd.DuDe(lr=0.05), dd.SyncSGD(lr=0.5)]."
+        )
+    names = dict(algorithms) if isinstance(algorithms, Mapping) else {label(method): method for method in methods}
+    if not names or len(names) != len(methods):
+        labels = [label(method) for method in methods]
+        raise BadInput(f"the algorithms are {labels}; expected at least one, each only once, such as 'dude[lr=0.05]'.")
     return names

@@ -286,7 +286,6 @@ class Crew(Fleet):
         absent = self._fleet.absent_at_first(len(self._staff.desks))
         back = set(saved["away"]).difference(absent) if self._fleet.gone == "leave" else set()
         self._staff.heard = True  # if it was not, somebody will say so again
-        self._staff.began = time.monotonic()
         self._staff.muster(saved["away"], saved["now"], back)
         self._fleet.seated(set(absent).difference(saved["away"]))
         self._wakes, self._away = saved["wakes"], set(saved["away"])

@@ -19,7 +19,8 @@ PRECISIONS = ("float32", "tf32", "bfloat16")
 _counting = threading.Lock()
 
 
-def _in_new_thread(function: Callable[[], Any]) -> Any:
+def in_new_thread(function: Callable[[], Any]) -> Any:
+    """What a function gives in a thread that torch has not met."""
     given: list[Any] = []
     thread = threading.Thread(target=lambda: given.append(function()))
     thread.start()
@@ -37,9 +38,9 @@ def use_threads(count: int) -> None:
     with _counting:
         if torch.get_num_threads() == count:
             return
-        usual = _in_new_thread(torch.get_num_threads)
+        usual = in_new_thread(torch.get_num_threads)
         torch.set_num_threads(count)
-        _in_new_thread(lambda: torch.set_num_threads(usual))
+        in_new_thread(lambda: torch.set_num_threads(usual))
 
 
 @contextmanager

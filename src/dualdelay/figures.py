@@ -209,6 +209,11 @@ def draw(table: Table, path: str | Path, clock: str = "simulated time") -> Path:
     if kind not in _KINDS:
         raise BadInput(f"{str(path)!r} cannot be drawn; expected a name that ends in {', '.join(f'.{k}' for k in _KINDS)}.")
     make_folder(path.parent)
+    return _saved(drawn(table, clock), path, kind)
+
+
+def drawn(table: Table, clock: str) -> Any:
+    """The figure that ``draw`` writes."""
     plt = _pyplot()
     columns = [("objective", "objective F (mean over workers)")]
     if any(math.isfinite(value) for value in table.accuracy):
@@ -243,7 +248,7 @@ def draw(table: Table, path: str | Path, clock: str = "simulated time") -> Path:
         placed = {"loc": "outside lower center", "ncols": 2, "frameon": False, "fontsize": 9, "title": heading}
         figure.legend(handles.values(), handles.keys(), **placed)
     plt.close(figure)
-    return _saved(figure, path, kind)
+    return figure
 
 
 def _settings(table: Table) -> list[tuple[str, Any]]:

@@ -88,9 +88,8 @@ class Loop:
         self.fleet.begin()
         if self._evaluates and not self.fleet.measures:
             self.look(0.0)
-        first, start = self._decided(lambda: self.algorithm.first(self.state), "first"), self.state.version
-        self._carry_out(first)
-        if self._evaluates and self.fleet.measures and start == 0:
+        self._carry_out(self._decided(lambda: self.algorithm.first(self.state), "first"))
+        if self._evaluates and self.fleet.measures:
             self.look(0.0)
 
     def look(self, time: float) -> None:

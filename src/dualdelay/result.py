@@ -147,19 +147,19 @@ class Run:
             else {f"best_{name}": getattr(self.best, name) for name in ("metric", "value", "version")}
         )
         numbers = {**counts, **asdict(self.delays), "audit": self.error}
-        returned = {"returned_version": self.best.version} if self.returns_best and self.best else {}
+        returned = {"returned_version": self.returned} if self.returned != self.version else {}
         return {"ended": self.ended, **last, "time": self.time, **numbers, **best, **returned}
 
     def __repr__(self) -> str:
         counts = f"{self.version} updates, {len(self.trace)} arrivals, time {self.time:g}, ended by {self.ended}"
         wrong = ", ".join(f"{count} {kind}" for kind, count in self.faults.items())
-        returned = f"; it returns its best, of version {self.best.version}" if self.returns_best and self.best else ""
+        returned = f"; it returns its best, of version {self.returned}" if self.returned != self.version else ""
         return f"Run({counts}{f'; {wrong}' if wrong else ''}{returned})"
 
     @property
-    def returns_best(self) -> bool:
-        """Whether ``x`` and the state dict are those of the best model, not of the last: after early stopping."""
-        return self.weights is not None and self.best is not None and self.best.version != self.version
+    def returned(self) -> int:
+        """The version of the weights ``x``: the last, or after early stopping the best."""
+        return self.version if self.weights is None or self.best is None else self.best.version
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ class Staff:
 
         Those of them who come ``back`` join when they are there.
         """
+        self.began = time.monotonic()
         for worker in range(len(self.desks)):
             if worker not in away or worker in back:
                 self.hire(worker)

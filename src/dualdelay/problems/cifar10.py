@@ -1,4 +1,4 @@
-"""CIFAR-10 split over workers that see unlike classes, with the paper's two-convolution network."""
+"""CIFAR-10 split over workers that see different classes, with the paper's two-convolution network."""
 
 from __future__ import annotations
 
@@ -118,12 +118,12 @@ def _first(root: Path, samples: int) -> tuple[TensorDataset, TensorDataset]:
 
 
 class Cifar10(Network):
-    """CIFAR-10 split over workers that see unlike classes, with a two-convolution network.
+    """CIFAR-10 split over workers that see different classes, with a two-convolution network.
 
     The data come from ``dualdelay data cifar10``, which needs to be run once.
 
     workers: how many.
-    alpha: concentration of the Dirichlet split; the smaller, the more unlike the workers.
+    alpha: concentration of the Dirichlet split; the smaller, the more heterogeneous the workers.
     seed: names the split and the minibatches; None: the run's own seed does.
     root: the folder with the official binary files; None: cifar10 in $DUALDELAY_DATA or the user's cache folder.
     model: "lenet", of 62,006 weights, "wide", of 878,538, or "small", of 13,002 on images of 8 x 8.

@@ -16,10 +16,10 @@ from .splits import split_samples
 
 
 class Digits(Network):
-    """Handwritten digits split over workers that see unlike classes, with a small two-layer network.
+    """Handwritten digits split over workers that see different classes, with a small two-layer network.
 
     workers: how many.
-    alpha: concentration of the Dirichlet split; the smaller, the more unlike the workers.
+    alpha: concentration of the Dirichlet split; the smaller, the more heterogeneous the workers.
     seed: names the split and the minibatches; None: the run's own seed does.
     split: "dirichlet" (the paper's rule), "iid", "label", or a list of sample numbers for each worker.
     empty: what to do when the split leaves a worker with too little: "resample", "drop" or "error".

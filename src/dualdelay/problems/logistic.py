@@ -19,7 +19,7 @@ class Logistic(Problem):
     """F_i(x) = mean of log(1 + exp(-y a'x)) over worker i's samples (a, y = -1 or 1), plus reg/2 ||x||^2, in float64.
 
     Without ``shards`` the samples are made: y = 1 for half of them, and worker i's features are normal around its own
-    random point, so that workers are the more unlike the larger ``unlike`` is.
+    random point, so that workers are the more heterogeneous the larger ``unlike`` is.
 
     workers, features, samples: how many workers, numbers per sample and samples per worker.
     unlike: distance of the workers' data from one another.
