@@ -22,7 +22,7 @@ from dualdelay.evaluation import Schedule
 from dualdelay.files import decode, encode
 from dualdelay.local_fleet import LocalFleet
 from dualdelay.loop import Loop
-from dualdelay.messages import Died, Measured, Ready
+from dualdelay.messages import Died, Measured, Ready, Reply
 from dualdelay.worker import Worker
 from helpers import rounding
 
@@ -106,6 +106,9 @@ class LocalPost:
 
     def lacking(self, worker):
         return ""
+
+    def close(self):
+        self.processes.clear()
 
     def measure(self, worker, incarnation, piece, unit):
         process, seconds = self.processes[worker], self._look(worker, piece.samples)
@@ -504,3 +507,160 @@ def test_a_frozen_gradient_outlives_its_process_and_what_others_lose_later(run):
     restored = [(kind, worker) for worker in (1, 2) for kind in ("crashed", "lost", "restored")]
     assert here.kinds == [("failed", 1), ("frozen", 1), *restored]
     assert float((here.kept[1] - frozen).abs().max()) <= rounding(2 * 3) * 64 and here.check_sum()
+
+
+# --- a server that sleeps, workers that do not answer, replies that are none ---
+
+
+@pytest.mark.parametrize("asleep", [3.5, 60.0, 1e5])
+def test_a_server_that_was_asleep_hears_first_and_judges_afterwards(asleep, run):
+    here = run(DUDE(), fleet=dd.RayFleet(deadline=3.0, resend=1.0, patience=3.0))
+    for _ in range(10):
+        here.go(7)
+        here.post._clock.now += asleep  # SIGSTOP and SIGCONT; what workers answered meanwhile is waiting
+    here.go(20).check()
+    assert here.kinds == []
+    before = here.staff.now
+    here.post.processes[1].free = here.post._clock.now + 1e6  # now one of them is asleep, and has its three seconds
+    while not here.kinds:
+        here.go(1)
+    assert ("crashed", 1) in here.kinds and 3.0 <= here.staff.now - before < 3.5
+
+
+@pytest.mark.parametrize("busy", [0.9, 8.0])
+def test_a_server_that_is_busy_for_longer_than_the_deadline_with_every_arrival_loses_nobody(busy, run):
+    here = run(DUDE(), fleet=dd.RayFleet(deadline=2.0), job=lambda: 0.5)
+    for _ in range(60):
+        here.go(1)
+        here.post._clock.now += busy
+    here.check()
+    assert here.kinds == []
+
+
+def test_a_worker_that_does_not_say_what_it_keeps_delays_one_checkpoint_and_no_more(run):
+    here = run(DUDE(), fleet=dd.RayFleet(deadline=600.0))
+    here.go(30)
+    asked, frozen, answer = [], {1}, here.post.held
+
+    def held(accepted):
+        asked.append(sorted(accepted))
+        return {worker: kept for worker, kept in answer(accepted).items() if worker not in frozen}
+
+    here.post.held = held
+    here.post.processes[1].free = here.post._clock.now + 50.0  # SIGSTOP
+    for _ in range(10):
+        saved = here.go(5).loop.save()
+        assert saved["fleet"]["lost"] == [1]
+    assert asked[0] == [0, 1, 2] and asked[1:] == [[0, 2]] * 9
+    while here.post._clock.now < 60.0:  # SIGCONT: when it has answered, it is asked again
+        here.go(5)
+    frozen.clear()
+    assert here.loop.save()["fleet"]["lost"] == [] and asked[-1] == [0, 1, 2]
+    here.check()
+
+
+def test_what_a_frozen_worker_keeps_is_mended_when_the_run_goes_on_from_such_a_checkpoint(run):
+    here = run(DUDE()).go(30)
+    answer = here.post.held
+    here.post.held = lambda accepted: {worker: kept for worker, kept in answer(accepted).items() if worker != 1}
+    after = run(DUDE(), before=here).go(40)
+    assert after.kinds[:2] == [("lost", 1), ("restored", 1)]
+    after.check()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"loss": None},
+        {"loss": "low"},
+        {"loss": 1j},
+        {"loss": torch.zeros(2)},
+        {"seconds": None},
+        {"value": None},
+        {"value": "g"},
+        {"value": np.array(["a", "b"])},
+        {"value": [1.0, 2.0]},
+        {"error": None},
+    ],
+    ids=str,
+)
+def test_a_reply_that_is_none_counts_as_a_job_that_failed(wrong, run):
+    here = run(DUDE(), fleet=dd.RayFleet(retries=5))
+    take, spoilt = here.post.receive, iter(range(100))
+
+    def receive(timeout):
+        notices = take(timeout)
+        return [
+            notice._replace(**wrong) if isinstance(notice, Reply) and next(spoilt) % 4 == 0 else notice
+            for notice in notices
+        ]
+
+    here.post.receive = receive
+    here.go(60).check()
+    failed = [event for event in here.loop.recorder.events if event["kind"] == "failed"]
+    assert len(failed) > 5 and all("BadReply" in event["text"] for event in failed)
+
+
+def test_a_reply_from_nobody_is_dropped(run):
+    here = run(DUDE()).go(10)
+    take = here.post.receive
+
+    def receive(timeout):
+        notices = take(timeout)
+        extra = [one._replace(request=one.request._replace(worker=99)) for one in notices if isinstance(one, Reply)]
+        return [*extra, *notices]
+
+    here.post.receive = receive
+    here.go(30).check()
+    assert here.fleet.counts["dropped"] > 10
+
+
+@pytest.fixture
+def real(run, monkeypatch):
+    """Train and resume with workers in this process; how long their jobs take is chance, so each run takes its course."""
+    chance = random.Random(5)
+
+    def use():
+        run(DUDE(), job=lambda: chance.uniform(0.01, 0.05))
+
+    return use
+
+
+@pytest.mark.parametrize("at", [91, 110, 117])
+def test_a_real_run_that_goes_on_from_an_older_checkpoint_keeps_nothing_of_its_former_course(at, real, tmp_path):
+    """One bit of the newest checkpoint of a finished run is flipped; it is resumed, interrupted and resumed."""
+    folder, problem = tmp_path / "run", dd.Quadratic(TRIO, noise=0.3)
+
+    def interrupt(state, arrival):
+        if state.version == at:
+            raise KeyboardInterrupt
+
+    real()
+    dd.train(DUDE(), problem, updates=120, folder=folder, checkpoint_every=40, progress=False)
+    newest = max((folder / "checkpoints").iterdir())
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 1
+    newest.write_bytes(bytes(data))
+    with pytest.raises(KeyboardInterrupt):
+        dd.resume(folder, watch=[interrupt], progress=False)
+    kept = dd.load(folder)
+    assert (kept.ended, kept.version) == ("interrupted", at)
+    ended = dd.resume(folder, progress=False)
+    assert ended.version == 120 and ended.error < 1e-12
+    assert dd.replay(folder, progress=False).same_bits
+
+
+def test_a_real_run_that_is_lengthened_and_killed_can_be_replayed_later(real, tmp_path):
+    real()
+    problem, folder = dd.Quadratic(TRIO, noise=0.3), tmp_path / "run"
+    dd.train(DUDE(), problem, updates=40, folder=folder, checkpoint_every=10, progress=False)
+    with pytest.raises(KeyboardInterrupt):
+        dd.resume(folder, updates=90, progress=False, watch=[lambda s, a: 1 if s.version < 66 else _interrupt()])
+    with pytest.raises(dd.BadInput, match="not finished"):
+        dd.replay(folder)
+    assert dd.resume(folder, progress=False).version == 90
+    assert dd.replay(folder, progress=False).same_bits
+
+
+def _interrupt():
+    raise KeyboardInterrupt

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import dualdelay as dd
 from dualdelay.cli import main
+from dualdelay.folder import Folder
 from own import FILES, Killed, Scenario, bits, differences, kill_at
 from tables import LR
 
@@ -56,7 +57,7 @@ def test_if_the_newest_checkpoint_is_damaged_the_one_before_is_used(kind: str, d
     resumed = dd.resume(tmp_path / "run")
     assert [newest.name in note for note in resumed.notes] == [True]
     assert differences(resumed, straight) == ["result.json"]
-    kept, other = (json.loads((run.folder / "result.json").read_text()) for run in (resumed, straight))
+    kept, other = (Folder(run.folder).result() for run in (resumed, straight))
     assert kept == {**other, "notes": list(resumed.notes)}
 
 
@@ -272,7 +273,7 @@ def test_on_the_shell_a_full_disk_is_one_line_and_exit_code_1(tmp_path: Path, ca
 @pytest.mark.parametrize("place", ["letter.txt", "letter.txt/run", "letter.txt/deep/run", "/proc/run", "x" * 300])
 def test_a_folder_that_cannot_be_made_is_one_clear_error(place: str, tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear")
-    with pytest.raises(dd.DualDelayError, match=r"(could not create|exists)"):
+    with pytest.raises(dd.DualDelayError, match=r"(could not create|exists|folder is)"):
         scenario.run(folder=tmp_path / place)
     assert content(tmp_path) == {"letter.txt": b"dear"}
 
@@ -294,6 +295,8 @@ def test_nothing_in_a_folder_is_a_pickle(tmp_path: Path) -> None:
         data = path.read_bytes()
         if path.suffix == ".safetensors":
             json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        elif path.name == "lock":
+            assert data == b""
         else:
             assert data.startswith(kinds[path.suffix]), path
 

@@ -21,7 +21,7 @@ LAYERS = [
     {"sharing"},
     {"staff", "monitor"},
     {"crew"},
-    {"files", "config"},
+    {"files", "config", "locks"},
     {"result", "optimizer", "grid", "downloads"},
     {"folder"},
     {"drive"},

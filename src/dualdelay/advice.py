@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .algorithms import AutoDuDe, DuDe
 from .core import Problem
-from .errors import BadInput, DualDelayError
+from .errors import MOST, BadInput, DualDelayError
 from .run import simulate
 from .speeds import SpeedModel
 from .theory.constants import Constants, constants
@@ -160,7 +160,7 @@ def advise(
     method = "sync" if even >= _EVEN else "vanilla" if pull <= _PULL else "dude"
     wait_for = {"sync": n, "vanilla": 1}.get(method, wait_for)
     if updates is None and time is not None and wait_for in by_wait:
-        updates = max(1, round(time * by_wait[wait_for].updates_per_second))
+        updates = max(1, round(min(time * by_wait[wait_for].updates_per_second, MOST)))
     updates = updates or int(round_to(max(1.0, _LENGTH / wait_for)))
     steps, told = (step.get(wait_for, lr), step.get(1, lr)), (tuple(missing), tuple(notes))
     advice = Advice(n, found, after, tuple(table), even, pull, method, wait_for, *steps, updates, *told)

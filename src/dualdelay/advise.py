@@ -20,9 +20,9 @@ from .advice import Advice, Report, round_to
 from .advice import advise as advice_for
 from .config import label, parse, rebuild
 from .core import Problem
-from .errors import BadInput, DualDelayError, require_positive, require_whole
+from .errors import MOST, BadInput, DualDelayError, require_path, require_positive, require_whole
 from .figures import draw_waiting
-from .files import load_weights, make_folder
+from .files import make_folder
 from .folder import Folder
 from .options import Common, MaybeFloat, MaybeInt, MaybePath, MaybeText
 from .progress import Sharing
@@ -81,7 +81,10 @@ def advise(
     if updates is not None:
         require_whole("updates", updates, 1)
     if time is not None:
-        require_positive("time", time)
+        require_positive("time", time, MOST)
+    for name, path in (("run", run), ("folder", folder)):
+        if path is not None:
+            require_path(name, path)
     if run is not None and (problem is not None or speeds is not None):
         raise BadInput(f"the run in {run} has a problem and speeds of its own; leave out --problem and --speeds.")
     console = make_console(json)
@@ -139,7 +142,7 @@ def _recorded(path: Path) -> _Case:
     """What a run's folder holds; its model at the end stands for later on."""
     place = Folder(path)
     config = place.config()
-    case, wrong = _Case(seed=config["seed"], x=place.start(config["start"])), []
+    case, wrong = _Case(seed=config["seed"], x=place.start()), []
     try:
         case.problem = rebuild("problem", config["problem"])
         pace = "--fleet ray" if "fleet" in config else f"--speeds '{label(rebuild('speeds', config['speeds']))}'"
@@ -149,7 +152,7 @@ def _recorded(path: Path) -> _Case:
             wrong.append(f"the run's problem could not be measured: {error}")
     try:
         if case.problem is not None and place.result() is not None:
-            case.later = case.problem.flat(load_weights(path / "model.safetensors"))
+            case.later = case.problem.flat(place.weights("model"))
         case.speeds = measured(recorded_trace(place), None if case.problem is None else case.problem.workers)
     except DualDelayError as error:
         wrong.append(f"the run's times could not be measured: {error}")

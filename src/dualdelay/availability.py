@@ -16,7 +16,16 @@ from typing import Any, NamedTuple
 from .clocks import Change, join, leave
 from .columns import read_columns, whole
 from .draws import Draws
-from .errors import BadInput, require_positive, require_whole
+from .errors import (
+    BadInput,
+    is_finite,
+    plain_number,
+    require_positive,
+    require_several,
+    require_whole,
+    require_workers,
+    shown,
+)
 from .paces import Alternating, BurstySpeeds, DriftingSpeeds
 from .speeds import SPEEDS as STEADY
 from .speeds import PacedSpeeds
@@ -30,14 +39,20 @@ class Absence(NamedTuple):
     end: float | None = None  # None or infinite: for good
 
 
+_MOST = 10_000_000  # absences that chance may make
+
 Absences = str | Path | Sequence[Sequence[Any]]
 
 
 def away(absences: Absences, workers: int | None = None) -> list[Absence]:
     """Absences given in a list or in a file, checked, by worker and time; those that touch are made one."""
+    workers = plain_number(workers)
+    if workers is not None:
+        require_workers("workers", workers)
     if isinstance(absences, (str, Path)):
         named = _read(Path(absences))
     else:
+        require_several("absences", absences, "triples (worker, start, end)")
         named = [(f"absences[{k}]", given) for k, given in enumerate(absences)]
     mine: list[Absence] = []
     for where, one in sorted(((where, _checked(where, given, workers)) for where, given in named), key=_place):
@@ -69,11 +84,11 @@ def _read(path: Path) -> list[tuple[str, Sequence[Any]]]:
 
 def _checked(where: str, given: Sequence[Any], workers: int | None) -> Absence:
     try:
-        worker, start, end = Absence(*given)
+        worker, start, end = map(plain_number, Absence(*given))
         start, end = float(start), math.inf if end is None else float(end)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise BadInput(
-            f"{where} is {given!r}; expected (worker, start, end), such as (2, 10.0, 25.0), with end None for good."
+            f"{where} is {shown(given)}; expected (worker, start, end), such as (2, 10.0, 25.0), with end None for good."
         ) from None
     require_whole(f"{where}: worker", worker, 0, None if workers is None else workers - 1)
     if not (math.isfinite(start) and start >= 0):
@@ -128,9 +143,15 @@ def on_off(workers: int, on: float, off: float, until: float, seed: int = 0) -> 
     At every moment, also the first, a worker is away with probability off / (on + off). Those absences are given that begin
     before ``until``.
     """
-    require_whole("workers", workers, 1)
+    workers, on, off, until, seed = map(plain_number, (workers, on, off, until, seed))
+    require_workers("workers", workers)
     for name, value in (("on", on), ("off", off), ("until", until)):
         require_positive(name, value)
+    if not workers * (until / (on + off)) <= _MOST:
+        raise BadInput(
+            f"on is {on:g} and off is {off:g}, which makes about {workers * (until / (on + off)):.2g} absences until "
+            f"{until:g}; expected {_MOST:,} at most. Make them longer, or until smaller."
+        )
     turns, absences = Alternating(Draws(seed, "absences"), on, off, 0), []
     for worker in range(workers):
         start = 0.0
@@ -144,10 +165,11 @@ def on_off(workers: int, on: float, off: float, until: float, seed: int = 0) -> 
 
 def dropouts(workers: int, share: float, until: float, seed: int = 0) -> list[Absence]:
     """Workers that leave for good by chance: a ``share`` of them, rounded, each at a uniform time before ``until``."""
-    require_whole("workers", workers, 1)
+    workers, share, until, seed = map(plain_number, (workers, share, until, seed))
+    require_workers("workers", workers)
     require_positive("until", until)
-    if not isinstance(share, (int, float)) or not 0 <= share <= 1:
-        raise BadInput(f"share is {share!r}; expected a number from 0 to 1.")
+    if not is_finite(share) or not 0 <= share <= 1:
+        raise BadInput(f"share is {shown(share)}; expected a number from 0 to 1.")
     draws = Draws(seed, "absences")
     gone = draws.permutation(workers, 1)[: math.floor(share * workers + 0.5)]
     return [Absence(worker, until * draws.uniform(1, worker)) for worker in sorted(gone.tolist())]

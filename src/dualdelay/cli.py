@@ -123,15 +123,29 @@ def resume(
     folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FOLDER", help="The run's folder.")],
     updates: Annotated[int | None, tyro.conf.arg(help="A new total of server updates.")] = None,
     time: Annotated[float | None, tyro.conf.arg(help="A new total of time: simulated, or seconds on real workers.")] = None,
+    address: Annotated[
+        MaybeText,
+        tyro.conf.arg(help="Real workers: the Ray cluster to join, or 'local' for one on this machine; no folder decides."),
+    ] = None,
+    host: Annotated[
+        MaybeText,
+        tyro.conf.arg(help="Real workers: the address that a Ray started here binds to, by default this machine."),
+    ] = None,
+    insecure: Annotated[
+        bool, tyro.conf.arg(help="Real workers: join a cluster that asks for neither token nor certificate.")
+    ] = False,
     tensorboard: BoardPath = None,
     json: Json = False,
 ) -> None:
     """Go on with a run that was stopped, killed or finished, from its last good checkpoint.
 
-    Real workers start anew, with the settings of the fleet that the run had.
+    Real workers start anew, with the settings of the fleet that the run had, but for whom they trust: a run that had joined
+    a cluster is told again which (--address, --host, --insecure).
     """
+    trust = {"address": address, "host": host, "insecure": insecure or None}
     with going_on_with(f"dualdelay resume {folder}"), boards(tensorboard) as log:
-        run = recorded.resume(folder, updates, time, log=log)
+        fleet = recorded.fleet_of(folder, **{name: value for name, value in trust.items() if value is not None})
+        run = recorded.resume(folder, updates, time, fleet=fleet, log=log)
     _report(run, json, "resume")
 
 

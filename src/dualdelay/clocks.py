@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from .errors import BadInput, ReplayMismatch
+from .errors import BadInput, DualDelayError, ReplayMismatch, plain_number, require_several, shortened, shown
 from .links import Link
 from .speeds import SpeedModel
 from .trace import Trace
@@ -29,6 +29,31 @@ def leave(worker: int, time: float) -> Change:
 def join(worker: int, time: float) -> Change:
     """At that time the worker is there; if it has not left before, it was absent from the start."""
     return Change("joined", worker, time)
+
+
+def checked_changes(changes: Iterable[Any]) -> list[Change]:
+    """What a user gave for the changes of a run, if each can be one; whether there are such workers is not known here."""
+    require_several("changes", changes, "changes, such as dd.leave(0, 10.0)")
+    if isinstance(changes, Change):
+        raise BadInput(f"changes is {shown(changes)}; expected a list of changes: changes=[dd.leave(0, 10.0)].")
+    return [_checked_change(k, change) for k, change in enumerate(changes)]
+
+
+def _checked_change(k: int, given: Any) -> Change:
+    try:
+        kind, worker, time = map(plain_number, given)
+        good = kind in ("left", "joined") and type(worker) is int and type(time) in (int, float)
+    except (TypeError, ValueError):
+        good = False
+    if not good:
+        raise BadInput(
+            f"changes[{k}] is {shown(given)}; expected dd.leave(worker, time) or dd.join(worker, time), with a worker's "
+            "number and a time."
+        )
+    return Change(kind, worker, time)
+
+
+_AT_ONCE, _INSTANT = 10_000, 1e-12  # wakes at one moment, after which time will never go on, and how long that is
 
 
 class Due(NamedTuple):
@@ -72,12 +97,26 @@ class Clock(Protocol):
 def _seconds(value: Any, model: object, what: str) -> float:
     """A time that a user's model gave, if it is one; a clock that goes backwards has no order."""
     try:
-        seconds = float(value)
-    except (TypeError, ValueError, RuntimeError):
+        seconds = math.nan if isinstance(value, (str, bytes, bytearray)) else float(value)
+    except Exception:  # no number, one too large, or whatever a user's class raises
         seconds = math.nan
     if not seconds >= 0:
-        raise BadInput(f"{type(model).__name__} gave {value!r} {what}; expected seconds, zero or more.")
+        raise BadInput(f"{type(model).__name__} gave {shown(value)} {what}; expected seconds, zero or more.")
     return seconds
+
+
+def _asked(function: Callable[..., Any], model: object, what: str, *arguments: Any) -> Any:
+    """What a user's model gives; if it raises, that is the error, with the place."""
+    try:
+        return function(*arguments)
+    except DualDelayError:
+        raise
+    except Exception as error:  # whatever a user's class raises
+        said = shortened(str(error), 1000)
+        raise BadInput(
+            f"{type(model).__name__} raised {type(error).__name__} {what}: {said}. Expected seconds, zero or more; mend "
+            f"its '{getattr(function, '__name__', 'seconds')}'."
+        ) from error
 
 
 class VirtualClock:
@@ -94,6 +133,7 @@ class VirtualClock:
         self._free: dict[int, float] = {}  # when each worker has done all it has
         self._heap: list[tuple[float, int, Due]] = []
         self._sent = 0
+        self._wakes = (0.0, 0)  # a moment, and how many wakes there were at it
         self._cancelled: dict[int, int] = {}  # by worker: jobs with a smaller draw than this will not arrive
         for worker in self._absent_at_first(changes):
             self._push(Due(0.0, "left", worker))
@@ -127,20 +167,36 @@ class VirtualClock:
 
     def _timed(self, worker: int, draw: int, batches: int, travel: float, earliest: float) -> Due:
         """When a job arrives that can begin at ``earliest``, behind what the worker already has to do."""
-        start = max(earliest, self._free.get(worker, 0.0))
-        try:
-            given: Any = self._speeds.job(worker, draw, start, batches) if start < math.inf else math.inf
-        except TypeError:  # None, say, times a number of minibatches
-            given = self._speeds.seconds(worker, draw, start)
-        seconds = _seconds(given, self._speeds, f"for job {draw} of worker {worker}")
+        start, what = max(earliest, self._free.get(worker, 0.0)), f"for job {draw} of worker {worker}"
+        batches = plain_number(batches)
+        if not isinstance(batches, (int, float)) or not 0 <= batches < math.inf:
+            raise BadInput(
+                f"the problem's 'batches' gave {shown(batches)} for worker {worker}; expected a number of minibatches, "
+                "zero or more."
+            )
+        given = self._taken(worker, draw, start, batches, what) if start < math.inf else math.inf
+        seconds = _seconds(given, self._speeds, what)
         self._free[worker] = start + seconds
         return Due(start + seconds + travel, "arrival", worker, draw, seconds, start, batches)
+
+    def _taken(self, worker: int, draw: int, start: float, batches: int, what: str) -> Any:
+        """What the speed model says a job takes."""
+        try:
+            return _asked(self._speeds.job, self._speeds, what, worker, draw, start, batches)
+        except BadInput as error:
+            if not isinstance(error.__cause__, TypeError):
+                raise
+            one = _asked(self._speeds.seconds, self._speeds, what, worker, draw, start)
+            if isinstance(one, (int, float)):
+                raise
+            return one  # None, say, which cannot be taken so many times
 
     def begin(self, worker: int, draw: int, batches: int, down: int, up: int) -> None:
         self._push(self._timed(worker, draw, batches, self._travel(up), self.now + self._travel(down)))
 
     def _travel(self, size: int) -> float:
-        return _seconds(self._link.seconds(size), self._link, f"for {size} bytes")
+        what = f"for {size} bytes"
+        return _seconds(_asked(self._link.seconds, self._link, what, size), self._link, what)
 
     def retry(self, worker: int, draw: int, batches: int, up: int) -> None:
         mine = [e for e in self._heap if e[2].kind == "arrival" and e[2].worker == worker and not self._is_cancelled(e[2])]
@@ -156,7 +212,14 @@ class VirtualClock:
         self._free.pop(worker, None)
 
     def wake(self, time: float) -> None:
-        self._push(Due(max(time, self.now), "wake"))
+        moment, (since, count) = max(time, self.now), self._wakes
+        self._wakes = (since, count + 1) if abs(moment - since) <= _INSTANT else (moment, 0)
+        if count > _AT_ONCE:
+            raise BadInput(
+                f"the method asks to be woken at time {self.now:g}, which it is, for the {_AT_ONCE:,}th time; expected a "
+                "later time. Give it a longer pause."
+            )
+        self._push(Due(moment, "wake"))
 
     def dismiss(self, worker: int, text: str) -> None:
         self._push(Due(self.now, "left", worker, text=text))

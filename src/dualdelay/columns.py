@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .errors import BadInput
+from .errors import MOST, BadInput, shown
 
 
 def floats(name: str, values: Sequence[float]) -> tuple[float, ...]:
     """Times given by the user as floats, each finite and above zero."""
     try:
-        numbers = tuple(float(value) for value in values)
-    except (TypeError, ValueError):
-        raise BadInput(f"{name} is {values!r}; expected one number for each worker, such as [1.0, 2.0, 4.0].") from None
+        numbers = tuple(float(value) for value in values if not isinstance(values, (str, bytes)))
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        raise BadInput(
+            f"{name} is {shown(values)}; expected one number for each worker, such as [1.0, 2.0, 4.0]."
+        ) from None
     if not numbers:
         raise BadInput(f"{name} is empty; expected one number for each worker.")
     for worker, value in enumerate(numbers):
@@ -38,10 +40,10 @@ def recorded_times(path: Path) -> list[list[float]]:
             raise wrong(path, row, "draw", draw, f"every job of worker {worker} once")
         seen.add((worker, draw))
         jobs.setdefault(worker, []).append((draw, seconds))
-    lacking = sorted(set(range(max(jobs))) - set(jobs))
-    if lacking:
+    if max(jobs) >= len(jobs):
+        lacking = next(worker for worker in range(len(jobs)) if worker not in jobs)
         raise BadInput(
-            f"{path} has no row for worker {lacking[0]}, but one for worker {max(jobs)}; expected workers numbered from 0 "
+            f"{path} has no row for worker {lacking}, but one for worker {max(jobs)}; expected workers numbered from 0 "
             "without a gap, each with at least one row."
         )
     return [[seconds for _, seconds in sorted(jobs[worker])] for worker in range(len(jobs))]
@@ -70,22 +72,30 @@ def _cells(path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
         if kind == ".csv":  # as texts, since a guess at their type could not say which row is wrong
             texts = pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
             table = pa.csv.read_csv(path, pa.csv.ReadOptions(use_threads=False), convert_options=texts)
+            known = table.column_names
         else:
             with path.open("rb") as file:
-                table = pa.parquet.read_table(file)
+                held = pa.parquet.ParquetFile(file)
+                known = held.schema_arrow.names
+                table = held.read([name for name in names if known.count(name) == 1])
+        return {name: table[name].to_pylist() for name in names if known.count(name) == 1}
     except FileNotFoundError:
         raise BadInput(f"there is no file {path}; expected a .csv or .parquet file.") from None
-    except (OSError, pa.ArrowException) as error:
-        raise BadInput(f"{path} is damaged or no {kind[1:]} file ({str(error).splitlines()[0]}).") from None
-    return {name: table[name].to_pylist() for name in names if table.column_names.count(name) == 1}
+    except UnicodeError:
+        raise BadInput(f"{path} holds bytes that are no UTF-8; save it as UTF-8, or as plain ASCII.") from None
+    except (OSError, ValueError, OverflowError, pa.ArrowException) as error:
+        said = (str(error) or type(error).__name__).splitlines()[0]
+        raise BadInput(f"{path} is damaged or no {kind[1:]} file ({said}).") from None
 
 
 def _number(path: Path, row: int, name: str, cell: Any) -> float:
     if cell is None or cell == "":
         return math.nan
     try:
+        if isinstance(cell, (bool, bytes)):
+            raise TypeError
         return float(cell)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise wrong(path, row, name, cell, "a number") from None
 
 
@@ -93,10 +103,12 @@ def whole(path: Path, row: int, name: str, value: float) -> int:
     """A cell that is to be a whole number, zero or more."""
     if not (math.isfinite(value) and value >= 0 and value == int(value)):
         raise wrong(path, row, name, value, "a whole number, zero or more")
+    if value > MOST:
+        raise wrong(path, row, name, value, f"a whole number, {MOST:g} at most")
     return int(value)
 
 
 def wrong(path: Path, row: int, name: str, value: object, expected: str) -> BadInput:
     """What is wrong with a cell; rows are counted from 1, the names of the columns not among them."""
-    shown = "empty" if value != value else repr(value)
-    return BadInput(f"{path}, row {row + 1}: {name} is {shown}; expected {expected}.")
+    said = "empty" if value != value else shown(value)
+    return BadInput(f"{path}, row {row + 1}: {name} is {said}; expected {expected}.")

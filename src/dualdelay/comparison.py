@@ -8,7 +8,7 @@ from typing import Any
 
 from .config import label
 from .core import Algorithm
-from .errors import BadInput
+from .errors import BadInput, plain_number, require_path, shown
 from .files import save_table
 from .grid import Point
 from .naming import ProblemOf, SpeedsOf, seeded_problem, seeded_speeds, stem, unvaried
@@ -37,11 +37,17 @@ def compare(
     options are those of ``simulate`` and ``sweep``. With a ``folder`` each run has one of its own in it, and what is there
     already is not computed again. A run that fails stands in the table's ``failed``.
     """
-    if seeds is not None and (isinstance(seeds, (int, str)) or seed != 0):
-        raise BadInput(f"seeds is {seeds!r} and seed {seed!r}; expected several seeds, seeds=[0, 1, 2], or one, seed=1.")
-    numbers = [seed] if seeds is None else list(seeds)
-    if len(numbers) == 0 or len(set(numbers)) != len(numbers):
-        raise BadInput(f"seeds is {numbers}; expected at least one whole number, each only once.")
+    seed = plain_number(seed)
+    if seeds is not None and (isinstance(seeds, str) or not isinstance(seeds, Iterable) or seed != 0):
+        raise BadInput(
+            f"seeds is {shown(seeds)} and seed {shown(seed)}; expected several seeds, seeds=[0, 1, 2], or one, seed=1."
+        )
+    numbers = [seed] if seeds is None else [plain_number(one) for one in seeds]
+    whole = all(isinstance(number, int) for number in numbers)
+    if not whole or len(numbers) == 0 or len(set(numbers)) != len(numbers):
+        raise BadInput(f"seeds is {shown(numbers)}; expected at least one whole number, each only once.")
+    if folder is not None:
+        require_path("folder", folder)
     notes, points = warned(unvaried(problem, speeds, numbers)), []
     for number in numbers:
         mine, pace = seeded_problem(problem, number), seeded_speeds(speeds, number)
@@ -60,10 +66,15 @@ def named(algorithms: Sequence[Algorithm[Any]] | Mapping[str, Algorithm[Any]]) -
     methods: list[Any] = list(given) if isinstance(given, Iterable) else [None]
     if not all(isinstance(method, Algorithm) for method in methods):
         raise BadInput(
-            f"the algorithms are {algorithms!r}; expected a list of them: [dd.DuDe(lr=0.05), dd.SyncSGD(lr=0.5)]."
+            f"the algorithms are {shown(algorithms)}; expected a list of them: [dd.DuDe(lr=0.05), dd.SyncSGD(lr=0.5)]."
         )
     names = dict(algorithms) if isinstance(algorithms, Mapping) else {label(method): method for method in methods}
+    for name in names:
+        if not isinstance(name, str) or not name.isprintable() or not name.strip():
+            raise BadInput(f"the algorithms have {shown(name)} for a name; expected a text that can be printed.")
     if not names or len(names) != len(methods):
         labels = [label(method) for method in methods]
-        raise BadInput(f"the algorithms are {labels}; expected at least one, each only once, such as 'dude[lr=0.05]'.")
+        raise BadInput(
+            f"the algorithms are {shown(labels)}; expected at least one, each only once, such as 'dude[lr=0.05]'."
+        )
     return names

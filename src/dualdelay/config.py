@@ -14,10 +14,14 @@ from typing import Any
 
 from .algorithms import ALGORITHMS
 from .availability import SPEEDS
-from .errors import BadInput, nearest
+from .errors import BadInput, DualDelayError, nearest, shortened, shown
 from .links import Link
 from .problems import PROBLEMS
 from .ray_fleet import RayFleet
+
+_LONGEST = 1_000_000  # characters of a text that names something
+_DEEPEST = 50  # brackets within brackets in it
+_ALTERNATIVES = 10_000  # that one text may stand for
 
 REGISTRIES: dict[str, dict[str, Any]] = {
     "algorithm": ALGORITHMS,
@@ -37,34 +41,51 @@ def build(kind: str, name: str, values: Mapping[str, Any]) -> Any:
     """Make the algorithm, problem or speed model of that name."""
     registry = REGISTRIES[kind]
     if name not in registry:
-        raise BadInput(f"there is no {kind} {name!r}; {nearest(name, registry)}")
+        raise BadInput(f"there is no {kind} {shown(name)}; {nearest(name, registry)}")
     known = parameters(registry[name])
     for key in values:
         if key not in known:
-            raise BadInput(f"{name} has no parameter {key!r}; {nearest(key, known)}")
+            raise BadInput(f"{name} has no parameter {shown(key)}; {nearest(key, known)}")
     lacking = [key for key, p in known.items() if p.default is p.empty and key not in values]
     if lacking:
         raise BadInput(f"{name} needs {', '.join(lacking)}: write {name}[{','.join(f'{key}=...' for key in lacking)}].")
     try:
         return registry[name](**values)
-    except TypeError as error:
-        raise BadInput(f"{name} cannot be made from {dict(values)}: {error}") from None
+    except DualDelayError:
+        raise
+    except Exception as error:  # whatever becomes of a value that nobody thought of
+        said = shortened(str(error) or type(error).__name__)
+        raise BadInput(f"{name} cannot be made from {shown(dict(values))}: {said}") from error
 
 
 def call(text: str) -> tuple[str, dict[str, Any]]:
     """The name and the settings of a text such as ``dude[lr=0.05]``."""
+    require_text(text)
     name, bracket, rest = text.strip().partition("[")
     if bracket and not rest.endswith("]"):
-        raise BadInput(f"{text!r} has an open bracket; expected {name}[parameter=value,...].")
+        raise BadInput(f"{shown(text)} has an open bracket; expected {shortened(name)}[parameter=value,...].")
     values: dict[str, Any] = {}
     for part in _split(rest[:-1]):
         key, equals, value = part.partition("=")
         if not equals:
-            raise BadInput(f"{part!r} in {text!r} is no setting; expected parameter=value.")
+            raise BadInput(f"{shown(part)} in {shown(text)} is no setting; expected parameter=value.")
         if key.strip() in values:
-            raise BadInput(f"{text!r} gives {key.strip()} twice; give it once.")
+            raise BadInput(f"{shown(text)} gives {shortened(key.strip())} twice; give it once.")
         values[key.strip()] = _value(value.strip())
     return name, values
+
+
+def require_text(text: str) -> None:
+    """Refuse a text that names nothing: too long, with brackets too deep, or with a zero byte in it."""
+    if not isinstance(text, str):
+        raise BadInput(f"{shown(text)} is no text; expected a name with its settings, such as 'dude[lr=0.05]'.")
+    if len(text) > _LONGEST:
+        raise BadInput(f"{shown(text)} is too long; expected {_LONGEST:,} characters at most. Give long lists in Python.")
+    if any(character == "\0" or "\ud800" <= character <= "\udfff" for character in text):
+        raise BadInput(f"{shown(text)} has a zero byte or bytes that are no UTF-8 in it; leave them out.")
+    deepest = max(itertools.accumulate((c in "[({") - (c in "])}") for c in text), default=0)
+    if deepest > _DEEPEST:
+        raise BadInput(f"{shown(text)} has {deepest:,} brackets within one another; expected {_DEEPEST} at most.")
 
 
 def parse(kind: str, text: str, **defaults: Any) -> Any:
@@ -78,6 +99,7 @@ def parse(kind: str, text: str, **defaults: Any) -> Any:
 
 def alternatives(text: str) -> list[str]:
     """Every text that one with alternatives stands for: ``dude[lr=0.01|0.05]`` for two, in the order of their values."""
+    require_text(text)
     name, bracket, rest = text.strip().partition("[")
     if "|" not in rest or not rest.endswith("]"):
         return [text]
@@ -85,6 +107,8 @@ def alternatives(text: str) -> list[str]:
     for part in _split(rest[:-1]):
         key, equals, values = part.partition("=")
         choices.append([f"{key}{equals}{value.strip()}" for value in _split(values, "|")] or [part])
+    if (count := math.prod(map(len, choices))) > _ALTERNATIVES:
+        raise BadInput(f"{shown(text)} stands for {count:,} alternatives; expected {_ALTERNATIVES:,} at most.")
     return [f"{name}{bracket}{','.join(chosen)}]" for chosen in itertools.product(*choices)]
 
 
@@ -107,8 +131,11 @@ def _value(text: str) -> Any:
         return words[text.lower()]
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        pass
+    except (RecursionError, MemoryError):  # a sum of a hundred thousand numbers, say
+        raise BadInput(f"the value {shown(text)} is too complicated; expected a number, a list or a word.") from None
+    except (ValueError, SyntaxError, TypeError):
+        if len(text) > 100 and text.removeprefix("-").isdecimal():  # Python reads no number of thousands of digits
+            raise BadInput(f"the value {shown(text)} is too large; expected a number of fewer digits.") from None
     name = text.partition("[")[0]
     for kind, registry in REGISTRIES.items():
         if name in registry and "[" in text:
@@ -137,8 +164,8 @@ def describe(thing: Any) -> dict[str, Any]:
         known_by["repr"] = repr(thing)
     if not hasattr(thing, "fingerprint"):  # a problem has one, of its data
         declared = {f.name for f in dataclasses.fields(thing)} if dataclasses.is_dataclass(thing) else set()
-        shown = {name: value for name, value in getattr(thing, "__dict__", {}).items() if not name.startswith("_")}
-        known_by |= {"has": {name: _said(value) for name, value in shown.items() if name not in declared}}
+        public = {name: value for name, value in getattr(thing, "__dict__", {}).items() if not name.startswith("_")}
+        known_by |= {"has": {name: _said(value) for name, value in public.items() if name not in declared}}
     return known_by
 
 
@@ -171,9 +198,10 @@ def rebuild(kind: str, description: Mapping[str, Any], given: Any = None, *, ver
     """The thing that was described; what the user gave again to ``dd.VERB`` is taken instead if it fits the description."""
     if given is not None:
         if describe(given) != description:
-            raise BadInput(f"the recorded {kind} is {dict(description)}, but {describe(given)} was given; pass the same.")
+            was, now = (shortened(str(one), 800) for one in (dict(description), describe(given)))
+            raise BadInput(f"the recorded {kind} is {was}, but {now} was given; pass the same.")
         return given
-    if "name" not in description:
+    if not isinstance(description.get("name"), str):
         raise BadInput(
             f"the recorded {kind} is a {description.get('class')}, which cannot be built from its name. Pass it again, in "
             f"Python: dd.{verb}(folder, {kind}=...)."
@@ -195,13 +223,21 @@ def label(thing: Any) -> str:
     description = describe(thing)
     name = str(description.get("name", description.get("class")))
     known = parameters(type(thing))
-    shown = {key: value for key, value in settings(thing).items() if key in known and value != known[key].default}
-    inside = ",".join(f"{key}={_text(value)}" for key, value in shown.items())
+    told = {key: value for key, value in settings(thing).items() if key in known and _differs(value, known[key].default)}
+    inside = ",".join(f"{key}={_text(value)}" for key, value in told.items())
     return f"{name}[{inside}]" if inside else name
+
+
+def _differs(value: Any, default: Any) -> bool:
+    try:
+        return bool(value != default)
+    except (TypeError, ValueError, RuntimeError):  # an array, say, which is nobody's default
+        return True
 
 
 def _text(value: Any) -> str:
     try:
         return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
-    except TypeError:
-        return label(value)
+    except (TypeError, ValueError):
+        named = any(type(value) is known for registry in REGISTRIES.values() for known in registry.values())
+        return label(value) if named or dataclasses.is_dataclass(value) else _said(value)

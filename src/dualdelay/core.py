@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .compression import Packed
 from .draws import Draws
-from .errors import BadInput, require_positive
+from .errors import BadInput, require_positive, take_plain_numbers
 from .state import State
 from .together import OneAtATime, Together
 
@@ -100,6 +100,7 @@ class Algorithm(ABC, Generic[S]):
     """Step size (the paper's eta)."""
 
     def __post_init__(self) -> None:
+        take_plain_numbers(self)
         require_positive("lr", self.lr)
 
     @abstractmethod

@@ -50,6 +50,7 @@ class Crew(Fleet):
         self._current = Model(-1, None)
         self._wakes: list[float] = []
         self._away: set[int] = set()  # workers that have left
+        self._mute: dict[int, tuple[int, int]] = {}  # who did not say what it keeps: its incarnation and jobs done then
 
     def begin(self) -> None:
         absent = self._fleet.absent_at_first(len(self._staff.desks))
@@ -110,6 +111,7 @@ class Crew(Fleet):
             keeping = [due.worker] if due.worker in keeping else []
         elif due.kind != "restored":
             return True
+        self._mute.clear()  # this cannot go on without them
         self._known = self._ask_held(keeping)
         missing = [worker for worker in keeping if worker not in self._known]
         self._lose(*missing)
@@ -128,8 +130,16 @@ class Crew(Fleet):
         return [worker for worker, desk in enumerate(self._staff.desks) if desk.memory == "worker"]
 
     def _ask_held(self, workers: Iterable[int]) -> dict[int, Tensor]:
+        """What workers keep, of those that say so at once; who did not is asked again when it has been heard of."""
         desks = self._staff.desks
-        held = self._post.held({worker: desks[worker].accepted for worker in workers if desks[worker].accepted >= 0})
+        signs = {worker: (desks[worker].incarnation, desks[worker].done) for worker in workers}
+        asked = [worker for worker, sign in signs.items() if desks[worker].accepted >= 0 and self._mute.get(worker) != sign]
+        held = self._post.held({worker: desks[worker].accepted for worker in asked})
+        for worker in asked:
+            self._mute.pop(worker, None)
+            if worker not in held:
+                self._mute[worker] = signs[worker]
+                log.warning("worker %d does not say what it keeps; the others do not wait for it", worker)
         return {worker: kept for worker, kept in held.items() if kept is not None}
 
     def pop(self) -> None:

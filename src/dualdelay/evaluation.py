@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .core import Problem
-from .errors import BadInput, DualDelayError
+from .errors import BadInput, DualDelayError, shortened, shown
 from .trace import Table
 
 log = logging.getLogger("dualdelay")
@@ -25,9 +25,16 @@ Parts = Mapping[int, Mapping[str, Any]]
 NAMES = ("time", "version", "objective", "pooled_loss", "accuracy", "gradient_norm", "answered", "share")
 WORKER_NAMES = ("time", "version", "worker", "loss", "samples")
 
+MOST_EVALUATIONS = 1_000_000  # of a run: each is kept
+_SUMMARY = (
+    *("ended", "updates", "arrivals", "rejected", "faults", "audit"),
+    *("tau_max", "tau_avg", "arrival_max", "arrival_avg", "best_metric", "best_value", "best_version", "returned_version"),
+)  # what else a run's result has beside its last evaluation
+
 _FIFTY, _LEAST = 50, 10  # evaluations by default, and how many there are at least
 _TENTH = 0.1  # the share of a run's work that they may take by default
 _QUICK = 0.05  # seconds of a whole evaluation up to which nobody minds
+_LONGEST = 200  # characters of a metric's name
 _FEW = 32  # samples of a worker in an evaluation on some
 
 
@@ -64,6 +71,39 @@ def usual(problem: Problem, updates: int | None, time: float | None, jobs: float
     return Schedule(updates=max(1, (updates or 0) // count), samples=samples)
 
 
+def require_metrics(metrics: Mapping[str, Metric] | None, problem: Problem) -> None:
+    """Refuse functions or names that cannot be those of metrics, or are the problem's; and such names of its own."""
+    for name in problem.columns:
+        require_name(name)
+    _require_free(problem.columns, (*NAMES, *_SUMMARY))
+    if metrics is None:
+        return
+    if not isinstance(metrics, Mapping):
+        raise BadInput(f"metrics is {shown(metrics)}; expected functions by name: metrics={{'name': lambda model: ...}}.")
+    for name, metric in metrics.items():
+        require_name(name)
+        if not callable(metric):
+            raise BadInput(f"metrics has {shown(metric)} for {name!r}; expected a function: lambda model: ...")
+    _require_free(metrics, (*NAMES, *_SUMMARY, *problem.columns))
+
+
+def _require_free(names: Iterable[str], taken: Iterable[str]) -> None:
+    both = sorted({*names} & {*taken})
+    if both:
+        raise BadInput(f"metrics has {both}, which are columns already; choose other names.")
+
+
+def require_name(name: object) -> None:
+    """Refuse a metric's name that no column of a file can have."""
+    if not isinstance(name, str):
+        raise BadInput(f"metrics has {shown(name)} for a name; expected a text.")
+    if not (0 < len(name) <= _LONGEST and name.isprintable() and name.strip() == name):
+        raise BadInput(
+            f"metrics has {shown(name)} for a name; expected 1 to {_LONGEST} characters that can be printed, with no blank "
+            "before or after them."
+        )
+
+
 class Evaluated(NamedTuple):
     """What workers have found out about a model elsewhere."""
 
@@ -94,12 +134,7 @@ class Evaluation:
         """``forgiving``: functions may raise from the start; ``tolerant``: so may one worker's data be no numbers."""
         self._problem, self._metrics = problem, dict(metrics or {})
         self._forgiving, self._tolerant = forgiving, tolerant
-        for name in self._metrics:
-            if not isinstance(name, str):
-                raise BadInput(f"metrics has {name!r} for a name; expected a text.")
-        taken = sorted(set(self._metrics) & {*NAMES, *problem.columns})
-        if taken:
-            raise BadInput(f"metrics has {taken}, which are columns already; choose other names.")
+        require_metrics(metrics, problem)
         self.names = (*NAMES, *problem.columns, *self._metrics)
         self.rows: list[Row] = []
         self.workers = WorkerRows((*problem.columns, *(["accuracy"] if problem.measures_accuracy else [])))
@@ -149,6 +184,12 @@ class Evaluation:
         self, time: float, version: int, x: Tensor, numbers: Mapping[str, float], parts: Parts, *, complete: bool = True
     ) -> Row:
         everybody = {"answered": float(len(parts) or self._problem.workers), "share": 1.0}
+        try:
+            numbers = _numbers(numbers)
+        except BadInput as error:
+            if self._forgiving:
+                raise TypeError(str(error)) from None
+            raise
         row = {**dict.fromkeys(self.names, math.nan), **everybody, "time": time, "version": version, **numbers}
         if not math.isfinite(row["objective"]):
             self._not_finite(version, row["objective"], parts)
@@ -225,11 +266,25 @@ def metric_rows(saved: Mapping[str, Any]) -> list[Row]:
     return [row | {"version": int(row["version"])} for row in rows]
 
 
+def _numbers(found: Mapping[str, Any]) -> Mapping[str, float]:
+    """What a problem has found out about a model, if it is numbers by name."""
+    if not isinstance(found, Mapping):
+        raise BadInput(f"the problem's 'evaluate' gave {shown(found)}; expected numbers by name: {{'objective': 1.0}}.")
+    if all(type(value) is float for value in found.values()) and all(type(name) is str for name in found):
+        return found
+    for name in found:
+        if not isinstance(name, str):
+            raise BadInput(f"the problem's 'evaluate' has {shown(name)} for a name; expected a text.")
+    return {name: value if isinstance(value, int) else _number(name, value) for name, value in found.items()}
+
+
 def _number(name: str, value: Any) -> float:
     try:
+        if isinstance(value, (str, bytes, bytearray)):
+            raise TypeError("a text is none")
         return float(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise BadInput(f"metric {name!r} gave {value!r}; expected one number ({error}).") from None
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise BadInput(f"metric {name!r} gave {shown(value)}; expected one number ({shortened(str(error))}).") from None
 
 
 class WorkerRows:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import BadInput
+from .errors import BadInput, shortened
 from .files import make_folder, write
 from .trace import Table
 
@@ -50,6 +50,7 @@ COLOURS = {name: colour for name, (colour, _, _) in _LOOKS.items()}
 _OTHER = "#7F7F7F"
 _STYLES = ("-", "--", ":", "-.")
 _MOST = 8  # curves in one panel that can be told apart
+_LABEL = 120  # characters of a label for which there is room
 _INSIDE = 5  # labels for which there is room beside the curves
 
 
@@ -108,9 +109,10 @@ def draw_panels(
             shown |= {label: drawn for label, drawn in _fill(axis, panel).items() if label not in shown}
             axis.set_ylabel("" if k and same else panel.ylabel, fontsize=9)
     columns = min(len(shown), max(2, 2 * broad))
-    figure.legend(shown.values(), shown.keys(), loc="outside upper center", ncols=columns, frameon=False, fontsize=9)
+    placed = {"loc": "outside upper center", "ncols": columns, "frameon": False, "fontsize": 9}
+    _literally(figure.legend(shown.values(), shown.keys(), **placed))
     if caption:
-        figure.supxlabel(textwrap.fill(caption, 55 * broad), fontsize=8)
+        figure.supxlabel(textwrap.fill(caption, 55 * broad), fontsize=8, parse_math=False)
     made = [_saved(figure, path.with_suffix(f".{kind}"), kind) for kind in kinds]
     plt.close(figure)
     return made
@@ -164,6 +166,18 @@ def _write_out(axis: Any, subs: Sequence[float] = (1.0, 2.0, 5.0)) -> None:
     axis.set_major_locator(ticker.LogLocator(subs=subs))
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(ticker.NullFormatter())
+
+
+def _literally(legend: Any) -> None:
+    """Show the texts of a legend as they are: a dollar in a label begins no formula."""
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+
+
+def _visible(label: str) -> str:
+    """A label that matplotlib shows, and has room for: it hides those that begin with an underscore."""
+    told = f" {label}" if label.startswith("_") else label
+    return told if len(told) <= _LABEL else shortened(told, _LABEL // 3)
 
 
 def _pyplot() -> Any:
@@ -230,23 +244,23 @@ def drawn(table: Table, clock: str) -> Any:
         for axis, (column, title) in zip(line, columns, strict=True):
             _draw_curves(axis, table, rows, best, column, looks, failed)
             axis.set(xlabel=clock, ylabel=title, title=text if len(settings) > 1 else "")
-            axis.title.set_fontsize(9)
+            axis.title.set(fontsize=9, parse_math=False)
             axis.grid(alpha=0.3)
             for side in ("top", "right"):
                 axis.spines[side].set_visible(False)
     for label, words in failed.items():
         if label not in table.algorithm:
-            axes[0][0].plot([], [], label=f"{label}{words}", linestyle="none")
+            axes[0][0].plot([], [], label=f"{_visible(label)}{words}", linestyle="none")
     handles = {label: line for axis in axes[:, 0] for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     if len(labels) <= _INSIDE:
-        axes[0][0].legend(handles.values(), handles.keys(), frameon=False, fontsize=9)
+        _literally(axes[0][0].legend(handles.values(), handles.keys(), frameon=False, fontsize=9))
     else:
         heading = None
         if len(labels) < count or len(settings) > len(shown):
             more = f", {len(shown)} of {len(settings)} settings" if len(settings) > len(shown) else ""
             heading = f"the {min(len(labels), _MOST)} of {count} with the lowest objective at the end{more}"
         placed = {"loc": "outside lower center", "ncols": 2, "frameon": False, "fontsize": 9, "title": heading}
-        figure.legend(handles.values(), handles.keys(), **placed)
+        _literally(figure.legend(handles.values(), handles.keys(), **placed))
     plt.close(figure)
     return figure
 
@@ -307,7 +321,7 @@ def _draw_curves(
         grid = grid[grid <= min(times[-1] for times, _ in curves)]
         # between two evaluations the model of the earlier one stands
         values = np.stack([c[np.searchsorted(t, grid, side="right") - 1] for t, c in curves])
-        axis.plot(grid, values.mean(0), label=f"{label}{failed.get(label, '')}", **looks[label])
+        axis.plot(grid, values.mean(0), label=f"{_visible(label)}{failed.get(label, '')}", **looks[label])
         if len(curves) > 1:
             axis.fill_between(grid, values.min(0), values.max(0), color=looks[label]["color"], alpha=0.15, linewidth=0)
         finite = values[np.isfinite(values)]

@@ -1,43 +1,128 @@
-"""Files that are whole or not there: safetensors for tensors, Parquet for tables, nothing pickled."""
+"""Files that are whole or not there, and that know when they are damaged.
+
+Safetensors for tensors, Parquet for tables, JSON for the rest, nothing pickled. What a run keeps carries a digest of what
+it says, which is checked before it is believed.
+"""
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import io
 import json
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import BadInput, RunFailed
+from .errors import BadInput, NotSaved
+
+
+class Damaged(BadInput):
+    """A file does not say what was written into it."""
 
 
 def write(path: Path, data: bytes) -> None:
-    """Put a file in place at once: a reader sees the old one or the new one, never a part."""
+    """Put a file in place at once and for good: a reader sees the old one or the new one, also after a loss of power."""
     temporary = path.with_name(f".{path.name}.part")
     try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
         temporary.replace(path)
+        sync_folder(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise RunFailed(
+        with suppress(OSError):  # on a disk that turned read-only it stays
+            temporary.unlink(missing_ok=True)
+        raise NotSaved(
             f"could not write {path} ({error.strerror}). What was saved before is intact; make room or choose another "
             "folder, then resume."
         ) from error
 
 
-def make_folder(path: Path) -> None:
-    """Make a folder and those it is in, unless they are there."""
+def read(path: Path) -> bytes:
+    """The bytes of a file; one that is there and cannot be read now is no damage."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise
     except OSError as error:
-        raise BadInput(f"the folder {path} cannot be made ({error.strerror}); choose another.") from None
+        raise NotSaved(f"could not read {path} ({error.strerror}). Nothing was changed; try again.") from error
+
+
+def found(place: Path, pattern: str) -> list[Path]:
+    """The files of a folder with such names, in order."""
+    try:
+        return sorted(place.glob(pattern))
+    except OSError as error:
+        raise NotSaved(f"could not read {place} ({error.strerror}). Nothing was changed; try again.") from error
+
+
+def sync_folder(path: Path) -> None:
+    """Have the names in a folder on the disk: without this a file that was renamed may have its old name after all."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that has no such thing
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def remove(*paths: Path) -> None:
+    """Remove files, those that are there."""
+    for path in paths:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise NotSaved(f"could not remove {path} ({error.strerror}). What was saved before is intact.") from error
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those it is in, unless they are there; what is new is on the disk."""
+    try:
+        new = [place for place in (path, *path.parents) if not place.exists()]
+        path.mkdir(parents=True, exist_ok=True)
+        for place in reversed(new):
+            sync_folder(place.parent)
+    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
+        said = error.strerror if isinstance(error, OSError) else error
+        raise BadInput(f"the folder {str(path)!r} cannot be made ({said}); choose another.") from None
+
+
+def json_digest(values: Mapping[str, Any]) -> str:
+    """A digest of plain values."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write plain values with a digest of themselves."""
+    write(path, json.dumps({**values, "digest": json_digest(values)}, indent=1).encode())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read plain values that were written with a digest; the file must be there."""
+    data = read(path)
+    try:
+        values = json.loads(data)
+        digest = values.pop("digest")
+        good = isinstance(values, dict) and digest == json_digest(values)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        good = False
+    if not good:
+        raise Damaged(f"{path} is damaged, or was changed since it was written")
+    return dict(values)
 
 
 def pack(value: Any, tensors: dict[int, tuple[str, Tensor]]) -> Any:
@@ -91,24 +176,55 @@ def decode(data: bytes) -> dict[str, Any]:
     return content
 
 
-def save_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
-    """Write a state dict as safetensors."""
+def save_weights(path: Path, weights: Mapping[str, Tensor], run: str = "") -> str:
+    """Write a state dict as safetensors; the header says of which run, with a digest, which is returned."""
     from safetensors.torch import save
 
-    write(path, save({name: tensor.cpu().contiguous().clone() for name, tensor in weights.items()}))
+    tensors = {name: tensor.cpu().contiguous().clone() for name, tensor in weights.items()}
+    digest = weights_digest(tensors, run)
+    write(path, save(tensors, {"dualdelay": f"{digest} {run}"}))  # one entry: of several the order would be chance
+    return digest
 
 
-def load_weights(path: Path) -> dict[str, Tensor]:
-    """Read a state dict."""
+def load_weights(path: Path, run: str | None = None, *, doubts: list[str] | None = None) -> dict[str, Tensor]:
+    """Read a state dict: that of this run, or any other, which need not have a digest.
+
+    If it is damaged that is an error, or for somebody who wants to see what is wrong one of the ``doubts``.
+    """
     from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from safetensors.torch import load
 
     try:
-        return load_file(path)
-    except FileNotFoundError:
+        data = read(path)
+        weights = load(data)
+        about = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {}).get("dualdelay")
+    except (FileNotFoundError, NotADirectoryError):
         raise BadInput(f"there is no file {path}.") from None
-    except (SafetensorError, OSError) as error:
-        raise BadInput(f"{path} is damaged or no safetensors file ({error}).") from None
+    except (SafetensorError, ValueError, TypeError, KeyError, RuntimeError) as error:
+        raise Damaged(f"{path} is damaged or no safetensors file ({error})") from None
+    digest, _, whose = (about or "").partition(" ")
+    if (about is not None or run is not None) and digest != weights_digest(weights, whose):
+        doubt(f"{path} is damaged: its weights are not those that were written", doubts)
+    elif run is not None and whose != run:
+        doubt(f"{path} is that of another run", doubts)
+    return weights
+
+
+def doubt(said: str, doubts: list[str] | None) -> None:
+    """Something is damaged: an error, or one of the doubts of somebody who wants to see what is wrong."""
+    if doubts is None:
+        raise Damaged(said)
+    doubts.append(said)
+
+
+def weights_digest(weights: Mapping[str, Tensor], run: str) -> str:
+    """A digest of a run's weights with their names."""
+    digest = hashlib.sha256(run.encode())
+    for name in sorted(weights):
+        tensor = weights[name]
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def save_table(path: Path, columns: Mapping[str, Any], about: Mapping[str, Any] | None = None) -> None:
@@ -123,16 +239,53 @@ def save_table(path: Path, columns: Mapping[str, Any], about: Mapping[str, Any] 
     write(path, sink.getvalue())
 
 
-def load_table(path: Path, names: Iterable[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read the columns of these names, or all, and what was written about them."""
+def save_record(path: Path, columns: Mapping[str, Any], run: str, about: Mapping[str, Any] | None = None) -> str:
+    """Write columns of a run as Parquet, with a digest of them and of what is said about them, which is returned."""
+    arrays, said = {name: np.asarray(column) for name, column in columns.items()}, {**(about or {}), "run": run}
+    digest = _table_digest(arrays, said)
+    save_table(path, arrays, {**said, "digest": digest})
+    return digest
+
+
+def load_record(
+    path: Path, run: str, names: Iterable[str] = (), *, doubts: list[str] | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read columns of a run, those of these names among them, and what was said about them.
+
+    A wrong digest is an error, or for somebody who wants to see what is wrong one of the ``doubts``.
+    """
+    columns, about = load_table(path)
+    digest = about.pop("digest", None)
+    if not columns.keys() >= set(names):
+        raise Damaged(f"{path} is damaged: its columns are not those that were written")
+    if digest != _table_digest(columns, about):
+        doubt(f"{path} is damaged: its columns are not those that were written", doubts)
+    elif about.get("run") != run:
+        doubt(f"{path} is that of another run", doubts)
+    return columns, {**about, "digest": digest}
+
+
+def load_table(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read all columns and what was written about them."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path, page_checksum_verification=True)
-        about: dict[str, Any] = json.loads((table.schema.metadata or {}).get(b"dualdelay", b"{}"))
-        return {name: table[name].to_numpy() for name in names or table.column_names}, about
-    except FileNotFoundError:
+        data = read(path)
+    except (FileNotFoundError, NotADirectoryError):
         raise BadInput(f"there is no file {path}.") from None
-    except (OSError, pa.ArrowException, ValueError, KeyError) as error:
-        raise BadInput(f"{path} is damaged or no Parquet file ({str(error).splitlines()[0]}).") from None
+    try:
+        table = pq.read_table(io.BytesIO(data), page_checksum_verification=True)
+        about = dict(json.loads((table.schema.metadata or {}).get(b"dualdelay", b"{}")))
+        return {name: table[name].to_numpy() for name in table.column_names}, about
+    except (OSError, pa.ArrowException, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Damaged(f"{path} is damaged or no Parquet file ({[*str(error).splitlines(), ''][0]})") from None
+
+
+def _table_digest(columns: Mapping[str, Any], about: Mapping[str, Any]) -> str:
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    for name, column in columns.items():
+        texts = column.dtype.kind in "OU"
+        digest.update(json.dumps([name, "text" if texts else column.dtype.str, len(column)]).encode())
+        digest.update(json.dumps(column.tolist()).encode() if texts else np.ascontiguousarray(column).tobytes())
+    return digest.hexdigest()

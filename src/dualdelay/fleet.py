@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -60,6 +61,23 @@ class Fleet(ABC):
         self._models: dict[int, Model] = {}  # what each worker was sent last
         self._jobs: dict[int, dict[int, Model]] = {}  # in flight, by worker and then by draw
 
+    def check(self, orders: Iterable[Order]) -> None:
+        """Refuse orders that cannot be carried out."""
+        sent = set()
+        for order in orders:
+            if not isinstance(order, Order) or order.kind not in ("send", "again", "cancel", "wake"):
+                raise BadInput(f"{order!r} is no order; expected dd.send, dd.again, dd.cancel or dd.wake.")
+            kind, worker, time = order
+            if kind == "wake":
+                if not isinstance(time, (int, float)) or not time < math.inf:
+                    raise BadInput(f"wake({time!r}) was ordered; expected a time, a finite number.")
+            elif not isinstance(worker, int) or not 0 <= worker < len(self._draws):
+                raise BadInput(f"{kind}({worker!r}) was ordered; expected a worker, one of 0..{len(self._draws) - 1}.")
+            elif kind == "send":
+                sent.add(worker)
+            elif kind == "again" and worker not in self._models and worker not in sent:
+                raise BadInput(f"again({worker}) was ordered, but worker {worker} was never sent a model; send first.")
+
     def carry_out(self, orders: Iterable[Order], version: int, x: Tensor) -> None:
         """Do what the server wants, in its order; ``x`` is the current model."""
         current: Model | None = None
@@ -69,8 +87,6 @@ class Fleet(ABC):
                 self._models[worker] = current
                 self._begin(worker, self._next_draw(worker, current), current, sent=True)
             elif kind == "again":
-                if worker not in self._models:
-                    raise BadInput(f"again({worker}) was ordered, but worker {worker} was never sent a model; send first.")
                 model = self._models[worker]
                 self._begin(worker, self._next_draw(worker, model), model, sent=False)
             elif kind == "cancel":
@@ -80,8 +96,6 @@ class Fleet(ABC):
 
     def _next_draw(self, worker: int, model: Model) -> int:
         """Name a worker's next job, at this model."""
-        if not 0 <= worker < len(self._draws):
-            raise BadInput(f"a job was ordered for worker {worker}; expected one of 0..{len(self._draws) - 1}.")
         draw = self._draws[worker]
         self._draws[worker] = draw + 1
         self._jobs.setdefault(worker, {})[draw] = model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Any
 
 from .config import label
 from .core import Algorithm, Problem
-from .errors import BadInput, nearest
+from .errors import BadInput, nearest, plain_number, shown
 from .naming import ProblemOf, SpeedsOf, seeded_problem, seeded_speeds, stem
 from .speeds import SpeedModel
 
+_MOST = 1_000_000  # runs of a grid
 _AXES = ("algorithm", "problem", "speeds", "seed")
 
 
@@ -35,9 +37,13 @@ def points(
     """Every point of the grid, its names chosen so that no two are alike."""
     axes: dict[str, list[Any]] = {"problem": [problem], "speeds": [speeds]}
     for name, values in grid.items():
+        if getattr(values, "ndim", 0) == 1 and hasattr(values, "tolist"):  # numbers of numpy's or torch's
+            values = values.tolist()
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-            raise BadInput(f"the grid's {name!r} is {values!r}; expected a list of at least one value.")
-        axes[name] = list(values)
+            raise BadInput(f"the grid's {name!r} is {shown(values)}; expected a list of at least one value.")
+        axes[name] = [plain_number(value) for value in values]
+    if (count := math.prod(map(len, axes.values()))) > _MOST:
+        raise BadInput(f"the grid has {count:,} runs; expected {_MOST:,} at most. Take fewer values.")
     if "algorithm" not in axes:
         raise BadInput("the grid has no 'algorithm'; give at least one, such as {'algorithm': [dd.DuDe(lr=0.05)]}.")
     for name in ("problem", "speeds"):
@@ -45,7 +51,7 @@ def points(
             raise BadInput(f"no {name} is given; pass it after the grid, or several of them in it.")
     for value in axes.get("seed", []):
         if not isinstance(value, int):
-            raise BadInput(f"the grid's 'seed' has {value!r}; expected whole numbers.")
+            raise BadInput(f"the grid's 'seed' has {shown(value)}; expected whole numbers.")
     settings = [name for name in axes if name not in _AXES]
     numbers = axes.get("seed", [seed])
     problems = {(i, k): seeded_problem(given, k) for i, given in enumerate(axes["problem"]) for k in numbers}
@@ -72,7 +78,7 @@ def points(
 
 def _with_settings(algorithm: Any, settings: Mapping[str, Any]) -> Algorithm[Any]:
     if not isinstance(algorithm, Algorithm):
-        raise BadInput(f"the grid's algorithm has {algorithm!r}; expected an algorithm such as dd.DuDe(lr=0.05).")
+        raise BadInput(f"the grid's algorithm has {shown(algorithm)}; expected an algorithm such as dd.DuDe(lr=0.05).")
     known = [f.name for f in fields(algorithm)]
     for name in settings:
         if name not in known:

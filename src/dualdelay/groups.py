@@ -14,7 +14,7 @@ from .clocks import VirtualClock
 from .drive import Interrupted, ending, finish, fraction, interruptible, nothing_due
 from .environment import environment
 from .errors import BadInput
-from .files import pack
+from .files import Damaged, pack
 from .folder import Folder, digest_of
 from .gradients import Batch, Round
 from .local_fleet import LocalFleet
@@ -53,12 +53,20 @@ class Replica:
     @property
     def ended(self) -> bool:
         """Whether the run has come to its end before."""
-        return self.folder is not None and self.folder.result() is not None
+        try:
+            return self.folder is not None and self.folder.result() is not None
+        except Damaged:  # it is written again
+            return False
 
     def create(self) -> None:
         """Make the run's folder if it has none."""
         if self.path is not None and self.folder is None:
             self.folder = Folder.create(self.path, self.config, self.plan.x, self.plan.problem.fixed())
+
+    def close(self) -> None:
+        """Others may write to the run's folder."""
+        if self.folder is not None:
+            self.folder.close()
 
 
 class Group:
@@ -121,12 +129,16 @@ class Group:
 
     def _begin(self) -> None:
         """Begin, or go on from the newest checkpoint that all runs have; those that parted since go on by themselves."""
+        for replica in self.replicas:
+            if replica.folder is not None:
+                replica.folder.hold()
         try:
             saved = self._saved_together()
             if saved is None:
                 self._loop.begin()
             else:
                 self._loop.load_all(*saved)
+                self._loop.catch_up()
                 self._saved = len(self._loop.recorder), self._loop.moment
         except Apart:
             self._loop.going.clear()
@@ -136,10 +148,10 @@ class Group:
                 replica.plan.stop(self._loop.evaluations[k].table)  # says so if there is nothing to stop by
             if replica.path is not None and k == 0:
                 pack(self._loop.save_of(k), {})  # says so if something cannot be saved
-        for replica in self.replicas:
+        for k, replica in enumerate(self.replicas):
             replica.create()
             if replica.folder is not None:
-                replica.folder.clear_after(*self._saved)
+                replica.folder.rewind(*((None,) if saved is None else (saved[0][k], saved[1][k])))
 
     def _saved_together(self) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]] | None:
         """What all runs saved at the newest moment for which it is whole, and their traces up to there."""
@@ -202,6 +214,7 @@ class Group:
             if loop.moment != self._saved[1]:  # it stops between two checkpoints
                 replica.folder.save(loop.save_of(k), loop.recorder.of(k, self._saved[0]), plan.keep)
             finish(replica.folder, run, loop.moment, replica.config)
+        replica.close()
         replica.run = run
         loop.going.discard(k)
 
@@ -229,3 +242,7 @@ def advance_all(groups: Sequence[Group], turns: Sequence[Round], report: Callabl
                 if group is not acting:
                     group.save()
             raise
+        finally:
+            for group in groups:
+                for replica in group.replicas:
+                    replica.close()

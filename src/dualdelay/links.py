@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from .errors import BadInput
+from .errors import BadInput, require_zero_or_more, shown, take_plain_numbers
 
 
 @dataclass(frozen=True)
@@ -18,10 +17,11 @@ class Link:
     """Bytes per second; None: no limit."""
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.latency) and self.latency >= 0):
-            raise BadInput(f"latency is {self.latency}; expected finite seconds, zero or more.")
-        if self.bandwidth is not None and not self.bandwidth > 0:
-            raise BadInput(f"bandwidth is {self.bandwidth}; expected bytes per second, above zero.")
+        take_plain_numbers(self)
+        require_zero_or_more("latency", self.latency, "finite seconds")
+        number = isinstance(self.bandwidth, (int, float)) and not isinstance(self.bandwidth, bool)
+        if self.bandwidth is not None and not (number and self.bandwidth > 0):
+            raise BadInput(f"bandwidth is {shown(self.bandwidth)}; expected bytes per second, above zero.")
 
     def seconds(self, size: int) -> float:
         """The travel time of ``size`` bytes."""

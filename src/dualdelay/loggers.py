@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from .errors import BadInput
+from .errors import BadInput, require_path
 
 
 class TensorBoard:
@@ -20,6 +20,7 @@ class TensorBoard:
 
     def __init__(self, folder: str | Path) -> None:
         """Write into this folder, which is made if it is not there."""
+        require_path("folder", folder)
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
@@ -30,7 +31,7 @@ class TensorBoard:
         make: Any = SummaryWriter  # it has no types
         try:
             self._writer = make(str(folder))
-        except OSError as error:
+        except (OSError, ValueError, RuntimeError) as error:  # ValueError: a name with a zero byte
             raise BadInput(f"{folder} cannot be written for TensorBoard: {error}. Choose another folder.") from None
 
     def __call__(self, version: int, values: Mapping[str, float]) -> None:

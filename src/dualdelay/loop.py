@@ -18,7 +18,7 @@ from .errors import BadInput, DualDelayError, RunFailed
 from .evaluation import Evaluation, Metric, Row, Schedule
 from .fleet import Fleet
 from .memory import AggregateState
-from .state import State, Stepper, checksum
+from .state import Before, State, Stepper, checksum
 from .trace import Recorder
 
 log = logging.getLogger("dualdelay")
@@ -64,6 +64,9 @@ class Loop:
         self._checksum: tuple[int, int | Tensor] = (-1, 0)  # of the newest version seen
         self._looked_at = -1  # the version evaluated last
         self._still = 0  # arrivals and wakes since the last update
+        self._owed: float | None = None  # the time of an evaluation that is due and was not made
+        made_here = type(algorithm).__module__.partition(".")[0] == __package__
+        self._careful = not made_here or (optimizer is not None and optimizer.own)  # a user's own step may fail half way
         self.whole = True  # whether nothing is half done, so that all of it can be saved
 
     @property
@@ -114,29 +117,38 @@ class Loop:
         """Evaluate at the scheduled moments that lie before ``time``: nothing more can arrive by then. Was there any?"""
         seconds, before = self._schedule.seconds, self._ticks
         while seconds is not None and (self._ticks + 1) * seconds < time:
-            self._ticks += 1
-            self.look(self._ticks * seconds)
+            self.look((self._ticks + 1) * seconds)
+            self._ticks += 1  # if it fails it is still to be done
         return self._ticks > before
+
+    def catch_up(self) -> None:
+        """Make the evaluation that was due when the run was stopped, if there is one."""
+        if self._owed is not None:
+            self.look(self._owed)
+            self._owed = None
 
     def advance(self) -> Arrival | None:
         """Go to what happens next; returns the arrival if one was absorbed."""
         due, s = self.fleet.peek(), self.state
         assert due is not None, "nothing is due"
         a = self._compute(due) if due.kind in _OF_JOBS else None
+        steps = a is not None and (a.job is None or (due.kind != "failed" and self._is_gradient(a)))
+        before, arrival, orders = s.version, None, Orders()
+        if a is not None and steps:
+            orders = self._step(a)  # first: if it fails, nothing has happened
         self.whole = False
         self.fleet.pop()
-        before, arrival, self.now = s.version, None, due.time
+        self.now = due.time
         if a is None:
             orders = self._change(due)
         elif a.job is None:
-            orders = self._step(a)
             self.recorder.event("wake", a.time, s.version)
         elif due.kind == "failed":
             orders = self._again(a, due)
-        elif a.value.shape != s.weights.shape or a.value.dtype != s.weights.dtype or not self.fleet.finite(a):
+        elif not steps:
             orders = self._reject(a, due)
         else:
-            orders, arrival = self._step(a), a
+            arrival = a
             self.fleet.accept(a)
             self._streaks.pop(a.worker, None)
         self._still = self._still + 1 if s.version == before else 0
@@ -146,15 +158,28 @@ class Loop:
             self.recorder.arrival(arrival, s.version, self._fingerprint())
         self.whole = True
         if passed(self._schedule.updates, before, s.version):
-            self.look(due.time)
+            self._owed = due.time
+            self.catch_up()
         return arrival
+
+    def _is_gradient(self, a: Arrival) -> bool:
+        weights = self.state.weights
+        return a.value.shape == weights.shape and a.value.dtype == weights.dtype and self.fleet.finite(a)
 
     def _carry_out(self, orders: Orders) -> None:
         s = self.state
         self.fleet.carry_out(orders, s.version, s.weights if self.fleet.copies else s.x)
 
     def _step(self, a: Arrival) -> Orders:
-        return self._decided(lambda: self.algorithm.step(self.state, a), "step")
+        before = Before(self.state) if self._careful else None
+        self.whole = False
+        try:
+            orders = self._decided(lambda: self.algorithm.step(self.state, a), "step")
+        except BaseException:
+            self.whole = before is not None and before.put_back()
+            raise
+        self.whole = True
+        return orders
 
     def _decided(self, decide: Callable[[], Orders], name: str) -> Orders:
         """What the algorithm decides; refuses one that moves the model without a new version, since that names it."""
@@ -173,6 +198,7 @@ class Loop:
             )
         if not isinstance(orders, list):
             raise BadInput(f"{method} returned {orders!r}; expected a list of orders.")
+        self.fleet.check(orders)
         return orders
 
     def _compute(self, due: Due) -> Arrival:
@@ -192,7 +218,7 @@ class Loop:
             return orders
         if due.kind == "left":
             if type(self.algorithm).leave is Algorithm.leave:  # what is saved still has its job, so it can be resumed
-                raise RunFailed(
+                raise self._over(
                     f"worker {due.worker} is gone ({due.text}), and {type(self.algorithm).__name__} would wait for it. "
                     "Resume when it is back, or use a method that lets workers go (dude, vanilla)."
                 )
@@ -207,13 +233,18 @@ class Loop:
             self.fleet.forget(due.worker)
         elif due.kind == "restored":
             if not isinstance(s, AggregateState):
-                raise RunFailed(
+                raise self._over(
                     f"worker {due.worker} lost what it kept, and {type(self.algorithm).__name__} has no sum to rebuild it "
                     "from; use one that has (dude)."
                 )
             self.fleet.restore(due.worker, s.rest(self.fleet.held()))
         self.recorder.event(due.kind, due.time, s.version, due.worker, version=before, text=due.text)
         return orders
+
+    def _over(self, why: str) -> RunFailed:
+        """The run cannot go on from here; what has happened is done and can be saved."""
+        self.whole = True
+        return RunFailed(why)
 
     def _again(self, a: Arrival, due: Due) -> Orders:
         """A job came to nothing at its worker, which does it again with another draw."""
@@ -236,7 +267,7 @@ class Loop:
         if self.fleet.real:
             log.warning("worker %d sent %s; it was rejected, and the job is done again", a.worker, said)
         if self._on_nonfinite == "stop" or (self._on_nonfinite == "retry" and streak >= _IN_A_ROW):
-            raise RunFailed(
+            raise self._over(
                 f"worker {a.worker} sent {said}. Nothing of it was used. Lower lr, look at that worker's data, or let such "
                 "a worker leave: on_nonfinite='leave'."
             )
@@ -275,6 +306,7 @@ class Loop:
             "events": self.recorder.events,
             "evaluation": self.evaluation.save(),
             "ticks": self._ticks,
+            "owed": self._owed,
             "streaks": list(self._streaks.items()),
         }
 
@@ -284,7 +316,7 @@ class Loop:
         self.recorder.extend(rows)
         self.recorder.events = saved["events"]
         self.evaluation.load(saved["evaluation"])
-        self._ticks, self.now = saved["ticks"], saved["now"]
+        self._ticks, self._owed, self.now = saved["ticks"], saved["owed"], saved["now"]
         self._streaks = dict(saved["streaks"])
 
     def restore(self, saved: Mapping[str, Any]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 
 from .compression import Packed
@@ -38,6 +40,46 @@ class Reply(NamedTuple):
     loss: float
     seconds: float
     error: str = ""
+
+
+def asked(reply: Reply) -> Request | None:
+    """The request that a reply says it answers, if it names one."""
+    named = reply.request
+    whole = isinstance(named, Request) and all(type(part) is int for part in named[:6])
+    return named if whole else None
+
+
+def checked(reply: Reply) -> Reply:
+    """The reply, if its parts are what they should be; otherwise that of a job that failed."""
+    wrong = ""
+    if not isinstance(reply.error, str):
+        wrong = f"its error is {reply.error!r:.50}, which is no text"
+    elif not reply.error and not all(map(_is_number, (reply.loss, reply.seconds))):
+        wrong = f"its loss is {reply.loss!r:.50} and took {reply.seconds!r:.50} s, which are no numbers"
+    elif not reply.error and not isinstance(reply.value, Packed) and not _is_array(reply.value):
+        wrong = "its gradient is no array of numbers"
+    elif not isinstance(reply.keeps, bool):
+        wrong = f"it says {reply.keeps!r:.50} of whether it keeps something"
+    if not wrong:
+        return reply
+    return reply._replace(value=np.empty(0), keeps=False, loss=math.nan, seconds=0.0, error=f"BadReply: {wrong}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, float) or (isinstance(value, int) and value.bit_length() < 1000)
+
+
+def _is_array(value: object) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype.kind == "f"
+
+
+def is_part(part: object) -> bool:
+    """Whether this is a worker's part of an evaluation: at least a loss, and over how many samples."""
+    if not isinstance(part, dict):
+        return False
+    return all(_is_number(part.get(name)) for name in ("loss", "samples")) and all(
+        _is_number(part.get(name, 0)) for name in ("size", "seconds")
+    )
 
 
 class Ready(NamedTuple):

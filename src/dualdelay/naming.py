@@ -6,6 +6,7 @@ A problem or a speed model that was given a seed of its own keeps it.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
@@ -15,13 +16,18 @@ from .core import Problem
 from .errors import BadInput, require_kind
 from .speeds import FixedSpeeds, SpeedModel
 
+_LONGEST = 200  # characters of a name: file systems take 255 bytes, and something is put before and after it
+
 ProblemOf = Problem | Callable[[int], Problem]
 SpeedsOf = SpeedModel | Callable[[int], SpeedModel]
 
 
 def slug(text: str) -> str:
     """A label as part of a folder's name, without what means something to a shell."""
-    return re.sub(r"[^A-Za-z0-9_.=-]+", "-", text).strip("-")
+    name = re.sub(r"[^A-Za-z0-9_.=-]+", "-", text).strip("-")
+    if len(name) <= _LONGEST:
+        return name
+    return f"{name[: _LONGEST - 17]}-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:16]}"
 
 
 def stem(label: str, seed: int, *places: str) -> str:

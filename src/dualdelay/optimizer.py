@@ -349,6 +349,11 @@ class Optimizer:
         if self._schedule is not None:
             self._schedule.load_state_dict(schedule)
 
+    @property
+    def own(self) -> bool:
+        """Whether a user's function has made some of it, which may fail where torch's does not."""
+        return any(isinstance(made, Mapping) for made in self._described.values())
+
     def describe(self) -> dict[str, Description]:
         """What it was made from, for a run's configuration: texts, or the names of functions."""
         return dict(self._described)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from .availability import told
-from .config import REGISTRIES, alternatives, call, label, parameters, parse
+from .config import REGISTRIES, alternatives, call, label, parameters, parse, require_text
 from .core import Algorithm, Problem
 from .errors import BadInput, nearest
 from .grid import Point
@@ -65,6 +65,7 @@ def _filled(text: str, **given: int) -> str:
         own = re.findall(r"(\w+)\s*=", mine.partition("]")[0])
         return match[0] + "".join(f"{name}={value}," for name, value in given.items() if name in known and name not in own)
 
+    require_text(text)
     return re.sub(rf"\b({'|'.join(REGISTRIES['speeds'])})\[", fill, text)
 
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from pathlib import Path
 
 _FIRST, _LAST = 512 * 1024, 256 * 1024  # bytes of a worker's output that are kept: how it began, and how it ended
+
+
+def _no_link(path: str, flags: int) -> int:
+    """Open a file, and not one somewhere else that it is a link to."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 class _Stream:
@@ -27,7 +33,7 @@ class _Stream:
         self._early = []
         if self._written < _FIRST:
             path.parent.mkdir(exist_ok=True)
-            with path.open("a") as file:
+            with open(path, "a", opener=_no_link) as file:
                 file.write(text)
             self._written += len(text)
             return
@@ -40,7 +46,7 @@ class _Stream:
 
     def close(self, path: Path | None) -> None:
         if path is not None and self._tail and path.exists():
-            with path.open("a") as file:
+            with open(path, "a", opener=_no_link) as file:
                 file.write(f"[{self._dropped} characters left out]\n{''.join(self._tail)}")
             self._tail.clear()
 

@@ -9,12 +9,22 @@ from dataclasses import dataclass, field
 from statistics import NormalDist
 
 from .draws import Draws
-from .errors import BadInput, require_positive
+from .errors import BadInput, is_finite, require_positive, shown, take_plain_numbers
 from .speeds import PacedSpeeds
 
 _STANDARD = NormalDist()
 _one_after_the_other = threading.Lock()  # what is drawn in order is drawn by one thread at a time
+_MOST = 10_000_000  # changes of one worker's pace that are kept in mind
 _WIDEST = 10.0  # a standard deviation of the logarithm beyond which factors would leave the range of numbers
+
+
+def require_few(changes: float, worker: int, time: float, what: str) -> None:
+    """Refuse a pace that would have changed so often that neither the memory nor anybody's patience is enough."""
+    if not changes <= _MOST:
+        raise BadInput(
+            f"worker {worker} would have changed its pace about {changes:.2g} times by time {time:g}; expected {_MOST:,} "
+            f"times at most. Make {what} longer, or the run shorter."
+        )
 
 
 class Alternating:
@@ -36,6 +46,7 @@ class Alternating:
         """The state at that time, and until when it lasts."""
         turns, begins = self._turns.setdefault(worker, []), self.begins(worker)
         if not turns or turns[-1] <= time:
+            require_few(2 * time / sum(self._means), worker, time, "the mean times of its states")
             with _one_after_the_other:
                 while not turns or turns[-1] <= time:  # each after the one before, so that who asks first changes nothing
                     mean = self._means[(begins + len(turns)) % 2]
@@ -66,10 +77,11 @@ class DriftingSpeeds(PacedSpeeds):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        take_plain_numbers(self)
         require_positive("every", self.every)
         for name, value, most in (("spread", self.spread, _WIDEST), ("keep", self.keep, 1.0)):
-            if not isinstance(value, (int, float)) or not 0 <= value <= most:
-                raise BadInput(f"{name} is {value!r}; expected a number from 0 to {most:g}.")
+            if not is_finite(value) or not 0 <= value <= most:
+                raise BadInput(f"{name} is {shown(value)}; expected a number from 0 to {most:g}.")
         object.__setattr__(self, "_draws", Draws(self.seed or 0, "drift"))
 
     def level(self, worker: int, k: int) -> float:
@@ -85,6 +97,7 @@ class DriftingSpeeds(PacedSpeeds):
         return levels[k]
 
     def stretch(self, worker: int, time: float) -> tuple[float, float]:
+        require_few(time / self.every, worker, time, "every")
         k = int(time // self.every)
         k += (k + 1) * self.every <= time  # the moment of a change belongs to what follows it, also where it was rounded
         return math.exp(self.spread * self.level(worker, k)), (k + 1) * self.every
@@ -110,6 +123,7 @@ class BurstySpeeds(PacedSpeeds):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        take_plain_numbers(self)
         for name in ("usual", "burst", "factor"):
             require_positive(name, getattr(self, name))
         object.__setattr__(self, "_turns", Alternating(Draws(self.seed or 0, "bursts"), self.usual, self.burst))

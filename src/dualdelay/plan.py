@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .clocks import Change
+from .clocks import Change, checked_changes
 from .config import describe
 from .core import Algorithm, Problem
-from .errors import BadInput, require_kind
+from .errors import BadInput, plain_number, require_kind
 from .evaluation import Metric
 from .links import Link
 from .naming import seeded_problem, seeded_speeds
@@ -21,6 +21,8 @@ from .result import EarlyStop
 from .setup import Start, configuration, ends, placing, starting_point, suited
 from .speeds import SpeedModel
 from .state import State
+
+_NUMBERS = ("updates", "time", "seed", "checkpoint_every", "keep", "evaluate_every", "evaluate_seconds", "evaluate_samples")
 
 
 @dataclass
@@ -57,6 +59,9 @@ class Plan:
     stepper: Optimizer | None = field(init=False)
 
     def __post_init__(self) -> None:
+        for name in _NUMBERS:
+            setattr(self, name, plain_number(getattr(self, name)))
+        self.changes = checked_changes(self.changes)
         require_kind("algorithm", self.algorithm, Algorithm, "dd.DuDe(lr=0.05)")
         self.speeds, problem = seeded_speeds(self.speeds, self.seed), seeded_problem(self.problem, self.seed)
         self.problem, place = placing(suited(problem, self.algorithm), self.device, self.precision, self.batch)

@@ -13,7 +13,7 @@ import torch
 from .config import describe
 from .devices import free_memory
 from .draws import Draws
-from .errors import require_positive
+from .errors import plain_number, require_positive
 from .groups import Replica
 from .plan import Plan
 from .sharing import can_share
@@ -73,7 +73,7 @@ def portions(
     if not groups:
         return []
     if memory is not None:
-        require_positive("memory", memory)
+        require_positive("memory", memory := plain_number(memory))
     room = _SPARE * free_memory(replicas[groups[0][0]].plan.x.device) if memory is None else memory
     parts: list[list[list[int]]] = [[]]
     used, total = 0, 0

@@ -36,7 +36,7 @@ _SAID_HERE = "A worker died or was killed|has been marked dead|Raylet is termina
 _INLINE = 90_000  # bytes of a model up to which it travels in the request, as Ray lets 100 kB do: three times as quick
 _OURS = "dualdelay worker "  # begins the names of our actors
 _CHECK = 0.1  # seconds between two looks at whether Ray itself is alive
-_ANSWER = 10.0  # seconds in which a worker says what it keeps; that needs no computation
+_ANSWER = 2.0  # seconds in which a worker says what it keeps; that needs no computation, and everybody waits
 
 
 class _Actor(Worker):
@@ -305,7 +305,7 @@ class Post:
             heapq.heappush(self._under_way, (time.monotonic() + delay, next(self._count), action))
 
     def receive(self, timeout: float) -> list[Notice]:
-        """What has come in, after waiting for it so many seconds at most."""
+        """What has come in, after waiting for it so many seconds at most; if for none, all of it."""
         until = time.monotonic() + timeout
         while not self._inbox:
             now = time.monotonic()
@@ -318,7 +318,8 @@ class Post:
                 break
             pause = max(0.0, min([until, *(due for due, _, _ in self._under_way[:1])]) - now)
             if self._calls:
-                for call in self._ray.wait(list(self._calls), num_returns=1, timeout=pause)[0]:
+                count = 1 if timeout else len(self._calls)
+                for call in self._ray.wait(list(self._calls), num_returns=count, timeout=pause)[0]:
                     self._read(call)
             else:
                 time.sleep(min(pause, 0.05))

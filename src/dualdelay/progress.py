@@ -64,16 +64,27 @@ class Watcher:
     """A ``watch`` function that shows progress on standard error; use it as a context around the run."""
 
     def __init__(
-        self, label: str, updates: int | None = None, until: float | None = None, after: float = 2.0, lines: float = 10.0
+        self,
+        label: str,
+        updates: int | None = None,
+        until: float | None = None,
+        after: float = 2.0,
+        lines: float = 10.0,
+        console: Console | None = None,
     ) -> None:
         """Show the share of ``updates`` or of the time ``until``, whichever is larger, ``after`` so many seconds.
 
         Where there is no terminal to draw on, a line is printed every ``lines`` seconds instead.
         """
         self._label, self._course, self._after, self._lines = label, _Course(updates, until), after, lines
-        self._console = Console(file=sys.stderr)
+        self._console = Console(file=sys.stderr) if console is None else console
         self._drawing = self._console.is_terminal  # which rich finds out anew, at length, whenever it is asked
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
+        # labels have brackets, which are no markup
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[text]}", markup=False),
+        )
         self._bar = Progress(*columns, console=self._console, transient=True)
         self._task = self._bar.add_task(label, total=1.0, text="")
         self._began = self._shown = time.perf_counter()
@@ -231,7 +242,8 @@ class View:
         bar = Grid.grid(expand=True, padding=(0, 2, 0, 0))
         bar.add_column(ratio=1)
         bar.add_column(no_wrap=True)
-        bar.add_row(ProgressBar(total=1.0, completed=share, complete_style="green"), "  ".join([*said, left]).rstrip())
+        about = Text("  ".join([*said, left]).rstrip())
+        bar.add_row(ProgressBar(total=1.0, completed=share, complete_style="green"), about)
         signs = Grid.grid(padding=(0, 4, 0, 0))
         shown = self._signs(values)
         faults = Text(_faults(values), style="yellow")

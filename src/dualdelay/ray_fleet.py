@@ -7,7 +7,22 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .errors import BadInput, require_one_of, require_positive, require_whole
+from .errors import (
+    MOST_WORKERS,
+    BadInput,
+    is_finite,
+    plain_number,
+    require_one_of,
+    require_positive,
+    require_several,
+    require_threads,
+    require_whole,
+    shown,
+    take_plain_numbers,
+)
+
+_LONGEST = 1e9  # seconds that somebody may be waited for: thirty years
+_MOST_PROCESSORS = 1e6
 
 Faults = Callable[[Any], Sequence[tuple[float, Any]]]
 
@@ -58,16 +73,23 @@ class RayFleet:
     """For tests: what becomes of a message on its way, as a list of (delay, message); none of them: it is lost."""
 
     def __post_init__(self) -> None:
-        require_whole("threads", self.threads, 1)
-        require_whole("server_threads", self.server_threads, 1)
-        for name in ("restarts", "retries", "room"):
+        take_plain_numbers(self)
+        require_threads("threads", self.threads)
+        require_threads("server_threads", self.server_threads)
+        for name in ("restarts", "retries"):
             require_whole(name, getattr(self, name), 0)
+        require_whole("room", self.room, 0, MOST_WORKERS)
         require_whole("minimum", self.minimum, 1)
         for name in ("deadline", "patience", "resend"):
-            require_positive(name, getattr(self, name))
+            require_positive(name, getattr(self, name), _LONGEST)
         for name in ("cpus", "gpus"):
-            if not getattr(self, name) >= 0:
-                raise BadInput(f"{name} is {getattr(self, name)}; expected zero or more processors for each worker.")
+            value = getattr(self, name)
+            if not is_finite(value) or not 0 <= value <= _MOST_PROCESSORS:
+                raise BadInput(f"{name} is {shown(value)}; expected zero or more processors for each worker, 1e6 at most.")
+        for name, text in (("address", self.address), ("host", self.host)):
+            if not isinstance(text, str) and not (text is None and name == "address"):
+                raise BadInput(f"{name} is {shown(text)}; expected a text, such as '127.0.0.1'.")
+        self._require_lists()
         require_one_of("gone", self.gone, ("leave", "freeze"))
         if self.alarm is not None:
             require_whole("alarm", self.alarm, 1)
@@ -75,6 +97,20 @@ class RayFleet:
         self.counts: Counter[str] = Counter()  # messages that were dropped as repeated or late, requests sent again
         self._wishes: deque[tuple[str, int]] = deque()
         self._next = self._workers = 0  # the next who may join uncounted, and all there is room for
+
+    def _require_lists(self) -> None:
+        require_several("absent", self.absent, "workers' numbers")
+        for worker in self.absent:
+            require_whole("a worker in absent", plain_number(worker), 0, MOST_WORKERS)
+        require_several("resources", self.resources, "mappings, one for each worker")
+        for worker, claims in enumerate(self.resources):
+            good = isinstance(claims, Mapping) and all(
+                isinstance(name, str) and is_finite(value) and value >= 0 for name, value in claims.items()
+            )
+            if not good:
+                raise BadInput(
+                    f"resources[{worker}] is {shown(claims)}; expected how much of what by name, such as {{'site_a': 1.0}}."
+                )
 
     def begin(self, workers: int) -> None:
         """A run with so many workers begins, those for whom there is room among them."""

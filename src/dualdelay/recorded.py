@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,10 @@ from .core import Algorithm, Problem
 from .devices import using_precision, using_threads
 from .drive import Watch, drive, ended_run, require_totals
 from .environment import changes, differences, environment
-from .errors import BadInput, ReplayMismatch, require_positive
+from .errors import BadInput, ReplayMismatch, plain_number, require_positive, require_threads
 from .evaluation import Best, Metric, WorkerRows, metric_rows
-from .files import load_weights
-from .folder import Folder, config_digest, digest_of
+from .files import Damaged, json_digest
+from .folder import Folder, digest_of
 from .links import Link
 from .local_fleet import LocalFleet
 from .loop import Loop
@@ -31,8 +31,8 @@ from .monitor import Logger
 from .naming import seeded_speeds
 from .optimizer import Maker, optimizer_of
 from .ray_fleet import RayFleet
-from .result import EarlyStop, Run, troubles
-from .setup import borrowed, gradients_of, make_loop, manned, recorded_problem
+from .result import EarlyStop, Names, Run, troubles
+from .setup import borrowed, gradients_of, make_loop, manned, recorded_problem, require_an_end
 from .showing import showing
 from .speeds import SpeedModel
 from .state import State
@@ -71,76 +71,144 @@ def resume(
     ``fleet``, with the same number of threads.
     """
     place = Folder(Path(folder))
-    config = place.config()
-    with using_threads(config["server_threads"]), _given(problem) as mine:
+    place.config()  # says so if it is no run's folder, which is not locked then
+    with place, ExitStack() as stack:
+        config = _runnable(place)
+        stack.enter_context(using_threads(config["server_threads"]))
+        mine = stack.enter_context(_given(problem))
         method = rebuild("algorithm", config["algorithm"], algorithm)
         built = recorded_problem(config, mine, method, BadInput, "resume")
         if set(config["metrics"]) != set(metrics or ()):
             raise BadInput(
                 f"the run was started with metrics {config['metrics']}; pass the same functions again (metrics=...)."
             )
-        if fleet is not None and ("fleet" not in config or fleet.threads != config["threads"]):
-            kind = f"real workers with threads={config['threads']}" if "fleet" in config else "simulated workers"
-            raise BadInput(f"the run was started with {kind}; pass a fleet of the same kind, or none.")
+        crew = _same_kind(place, config, fleet)
+        if cores is not None:
+            require_threads("cores", cores)
         if updates is not None or time is not None:
+            updates, time = plain_number(updates), plain_number(time)
             require_totals(updates, time, None, None, None)
             config |= {"updates": updates, "time": time}
-        x = place.start(config["start"]).to(config.get("device", "cpu"))
+        x = place.start().to(config.get("device", "cpu"))
         mover = optimizer_of(config["optimizer"], optimizer, schedule, config["updates"], method, built, "resume")
-        loaded, result = place.load(), place.result()
-        ended = ""
+        loaded, (result, wrong) = place.load(), _result(place)
+        notes, ended, now = list[str](), "", environment()
         if loaded is not None and result is not None:
-            same = (result.get("config"), result.get("moment")) == (config_digest(config), loaded[0]["moment"])
+            same = (result.get("config"), result.get("moment")) == (json_digest(config), loaded[0]["moment"])
             ended = result["ended"] if same else ""
-            if same and "fleet" in config:  # nobody needs to be called
-                return _as_it_ended(place, config, result, loaded, method, built, x, mover)
-        pace = None if speeds is None else seeded_speeds(speeds, config["seed"])
-        notes, now = [], environment()
-        with (
-            showing(place.path.name, config["updates"], config["time"], progress=progress, real="fleet" in config) as shown,
+            if same and crew is not None:  # nobody needs to be called
+                try:
+                    return _as_it_ended(place, config, result, loaded, method, built, x, mover)
+                except Damaged as error:
+                    ended, wrong = "", [*wrong, f"{error}; what the last checkpoint has is taken"]
+        for said in wrong:  # what the run says of itself does not change: the files are written again
+            _log.warning("%s", said)
+        pace: SpeedModel | None = None
+        if crew is None:
+            given = None if speeds is None else seeded_speeds(speeds, config["seed"])
+            pace = rebuild("speeds", config["speeds"], given)
+        require_an_end(built, pace, config["updates"], config["time"], config["evaluate_seconds"])
+        shown = stack.enter_context(
+            showing(place.path.name, config["updates"], config["time"], progress=progress, real=crew is not None)
+        )
+        workers = stack.enter_context(
             manned(
                 *(config, method, built),
                 speeds=pace,
                 link=link,
-                fleet=fleet,
+                fleet=crew,
                 output=place.path / "output",
                 cores=cores,
-            ) as crew,
-        ):
-            watch, log = (*watch, *shown["watch"]), (*log, *shown["log"])
-            loop = make_loop(config, method, built, crew, x, metrics, mover)
+            )
+        )
+        watch, log = (*watch, *shown["watch"]), (*log, *shown["log"])
+        loop = make_loop(config, method, built, workers, x, metrics, mover)
+        stop = None if config["stop"] is None else EarlyStop(**config["stop"])
+        if loaded is None:
+            place.rewind(None)
+            if changes(config["environment"], now):  # nothing was done on the other machine that counts
+                config["environment"] = now
+            if config != place.config():
+                place.write_config(config)
+            loop.begin()
+            return drive(loop, config, place, watch, stop, log=log)
+        content, rows, problems = loaded
+        notes += [f"{wrong}; an older checkpoint was used" for wrong in problems]
+        if config["updates"] is not None and content["state"]["version"] > config["updates"]:
+            made = content["state"]["version"]
+            notes.append(f"the run has made {made} updates already, more than {config['updates']}")
+        if result is not None and result["ended"] == "stop" and not ended:
+            _log.warning(
+                "the run was stopped early at version %d (%s), and what stopped it still holds; to train on, begin "
+                "another run from it: start=%r",
+                *(content["state"]["version"], stop, str(place.path)),
+            )
+        loop.load(content, rows)
+        if not ended:
+            place.rewind(content, rows)
             if updates is not None or time is not None:
                 place.write_config(config)
-            stop = None if config["stop"] is None else EarlyStop(**config["stop"])
-            if loaded is None:
-                place.clear_after(0, -1)
-                if changes(config["environment"], now):  # nothing was done on the other machine that counts
-                    config["environment"] = now
-                    place.write_config(config)
-                loop.begin()
-                return drive(loop, config, place, watch, stop, log=log)
-            content, rows, problems = loaded
-            notes += [f"{wrong}; an older checkpoint was used" for wrong in problems]
-            if config["updates"] is not None and content["state"]["version"] > config["updates"]:
-                made = content["state"]["version"]
-                notes.append(f"the run has made {made} updates already, more than {config['updates']}")
-            if result is not None and result["ended"] == "stop" and not ended:
-                _log.warning(
-                    "the run was stopped early at version %d (%s), and what stopped it still holds; to train on, begin "
-                    "another run from it: start=%r",
-                    *(content["state"]["version"], stop, str(place.path)),
-                )
-            loop.load(content, rows)
-            place.clear_after(content["arrivals"], content["moment"])
-            moved = changes(_last_environment(config, content["events"]), now)
-            if moved and not ended:
-                place.keep_aside(content["arrivals"])
-                loop.recorder.event("machine", loop.now, loop.state.version, text=moved)
-                notes.append(
-                    f"from arrival {content['arrivals']} on it was computed on another kind of machine ({moved}): the bits "
-                    "are not those of a run that stays where it is"
-                )
-            return drive(loop, config, place, watch, stop, resumed=not moved, notes=notes, ended=ended, log=log)
+        moved = changes(_last_environment(config, content["events"]), now)
+        if moved and not ended:
+            place.keep_aside(content["arrivals"])
+            loop.recorder.event("machine", loop.now, loop.state.version, text=moved)
+            notes.append(
+                f"from arrival {content['arrivals']} on it was computed on another kind of machine ({moved}): the bits "
+                "are not those of a run that stays where it is"
+            )
+        return drive(loop, config, place, watch, stop, resumed=not moved, notes=notes, ended=ended, log=log)
+
+
+_TRUST = {"address": None, "host": "127.0.0.1", "insecure": False}  # what no folder decides, and what is usual
+
+
+def fleet_of(folder: str | Path, **trust: Any) -> RayFleet | None:
+    """The real workers of a run that is to go on; whom it trusts (address, host, insecure) is said here alone."""
+    recorded = Folder(Path(folder)).config().get("fleet")
+    if recorded is None:
+        if trust:
+            raise BadInput(
+                f"{folder} is a simulation, which nobody else has to be trusted for; leave out {', '.join(trust)}."
+            )
+        return None
+    unconfirmed = [name for name in _TRUST if recorded.get(name, _TRUST[name]) != _TRUST[name] and name not in trust]
+    if unconfirmed:
+        said = ", ".join(f"{name}={recorded[name]!r}" for name in unconfirmed)
+        flags = " ".join("--insecure" if name == "insecure" else f"--{name} {recorded[name]}" for name in unconfirmed)
+        raise BadInput(
+            f"{folder} says of its workers {said}. Whom to trust is not for a folder to decide: if that is right, say so "
+            f"again, with dd.resume(folder, fleet=dd.RayFleet({said}, ...)) or dualdelay resume {folder} {flags}. To go on "
+            "with workers on this machine alone: fleet=dd.RayFleet(), or --address local."
+        )
+    given = {**_TRUST, **trust, "address": None if trust.get("address") == "local" else trust.get("address")}
+    fleet: RayFleet = rebuild("fleet", {**recorded, **given})
+    return fleet
+
+
+def _same_kind(place: Folder, config: Mapping[str, Any], fleet: RayFleet | None) -> RayFleet | None:
+    """The workers that a run goes on with, given again or as they were; None if they are simulated."""
+    if fleet is None:
+        return fleet_of(place.path)
+    if "fleet" not in config or fleet.threads != config["threads"]:
+        kind = f"real workers with threads={config['threads']}" if "fleet" in config else "simulated workers"
+        raise BadInput(f"the run was started with {kind}; pass a fleet of the same kind, or none.")
+    return fleet
+
+
+def _result(place: Folder) -> tuple[dict[str, Any] | None, list[str]]:
+    """How a run ended, if it did, and what is wrong with that."""
+    try:
+        return place.result(), []
+    except Damaged as error:
+        return None, [f"{error}; what the last checkpoint has is taken"]
+
+
+def _runnable(place: Folder) -> dict[str, Any]:
+    """The configuration of a run, with a number of threads that there can be."""
+    config = place.config()
+    for name in ("threads", "server_threads"):
+        require_threads(name, config[name])
+    return config
 
 
 def _given(problem: Problem | None) -> AbstractContextManager[Problem | None]:
@@ -187,38 +255,60 @@ def load(folder: str | Path) -> Run:
     last; ``ended`` is then "interrupted", or "failed" with a note that says why.
     """
     place = Folder(Path(folder))
-    config, result, names = place.config(), place.result(), place.names()
+    config, (result, wrong), names = place.config(), _result(place), place.names()
     try:
         method = rebuild("algorithm", config["algorithm"])
     except BadInput:  # a user's own
         method = None
     loaded = place.load()
     if loaded is None:
-        x = place.start(config["start"])
+        x = place.start()
         empty = Table.of([], ("time", "version", "objective"))
         state, nothing = State(weights=x, n=0), Recorder().trace()
-        return Run(method, None, state, nothing, empty, 0.0, "interrupted", None, place.path, (), names=names)
+        notes = (*wrong, f"it could not go on: {place.failure()}") if place.failure() else tuple(wrong)
+        ended = "failed" if place.failure() else "interrupted"
+        return Run(method, None, state, nothing, empty, 0.0, ended, None, place.path, notes, names=names)
     content, rows, problems = loaded
-    notes = tuple(f"{wrong}; an older checkpoint was used" for wrong in problems)
+    if result is not None and not problems and result.get("moment") != content["moment"]:
+        problems.append("the last checkpoint is missing")
     state = _state(content["state"])
+    if result is not None and not problems:
+        try:
+            return _finished(place, config, result, method, state, names)
+        except Damaged as error:
+            wrong = [f"{error}; what the last checkpoint has is taken"]
     evaluation = content["evaluation"]
     best = None if evaluation["best"] is None else Best(**evaluation["best"])
     best = best if best is not None and best.x is not None else None
-    if result is not None and not problems:
-        trace, metrics, workers = place.trace(), place.table("metrics"), place.table("workers")
-        weights = names.flat(load_weights(place.path / "model.safetensors"), state.weights)
-        ended, time, notes, audit = result["ended"], float(result["time"]), tuple(result["notes"]), result["audit"]
-        best = _kept_best(place, config, result, metrics, state.weights)
-    else:
-        trace = Trace(rows, content["events"])
-        metrics = Table.of(metric_rows(evaluation["metrics"]), evaluation["metrics"]["names"])
-        workers, weights = WorkerRows.loaded(evaluation["workers"]).table(), None
-        ended, time, audit = "interrupted", content["now"], None
-        notes = (*notes, *troubles(content["events"]))
-        if place.failure():
-            ended, notes = "failed", (*notes, f"it could not go on: {place.failure()}")
+    trace = Trace(rows, content["events"])
+    metrics = Table.of(metric_rows(evaluation["metrics"]), evaluation["metrics"]["names"])
+    workers = WorkerRows.loaded(evaluation["workers"]).table()
+    older = [f"{problem}; an older checkpoint was used" for problem in problems]
+    ended, notes = "interrupted", (*wrong, *older, *troubles(content["events"]))
+    if place.failure():
+        ended, notes = "failed", (*notes, f"it could not go on: {place.failure()}")
     return Run(
-        method, None, state, trace, metrics, time, ended, audit, place.path, notes, workers, best, weights, names=names
+        *(method, None, state, trace, metrics, content["now"], ended, None, place.path, notes, workers, best),
+        names=names,
+    )
+
+
+def _finished(
+    place: Folder,
+    config: Mapping[str, Any],
+    result: Mapping[str, Any],
+    method: Algorithm[Any] | None,
+    state: State,
+    names: Names,
+) -> Run:
+    """A finished run, from the files that it left behind."""
+    metrics, weights = place.table("metrics"), names.flat(place.weights("model"), state.weights)
+    best = _kept_best(place, config, result, metrics, state.weights)
+    time, notes = float(result["time"]), tuple(result["notes"])
+    return Run(
+        *(method, None, state, place.trace(), metrics, time, result["ended"], result["audit"], place.path, notes),
+        *(place.table("workers"), best, weights),
+        names=names,
     )
 
 
@@ -230,7 +320,7 @@ def _kept_best(
         return None
     best = Best.by(config["keep_best"], tuple(metrics))
     best.value, best.version = float(result["best_value"]), int(result["best_version"])
-    best.x = place.names().flat(load_weights(place.path / "best.safetensors"), like)
+    best.x = place.names().flat(place.weights("best"), like)
     return best
 
 
@@ -264,7 +354,8 @@ def replay(
     if rtol is not None:
         require_positive("rtol", rtol)
     place = Folder(Path(folder))
-    config, result, trace = place.config(), place.finished(), place.trace()
+    doubts: list[str] = []  # a replay may find out what is wrong with a record that is not as it was written
+    config, result, trace = _runnable(place), place.finished(), place.trace(doubts)
     with (
         using_threads(config["server_threads"]),
         using_precision(config.get("device", "cpu"), config.get("precision", "float32")),
@@ -276,13 +367,15 @@ def replay(
         apart = None if config["threads"] == config["server_threads"] else config["threads"]
         gradients = gradients_of(config, built) if config.get("batch") else None
         fleet = LocalFleet(built, RecordedClock(trace), method.message, apart, gradients)
-        x = place.start(config["start"]).to(config.get("device", "cpu"))
+        x = place.start().to(config.get("device", "cpu"))
         mover = optimizer_of(config["optimizer"], optimizer, schedule, config["updates"], method, built, "replay")
         how = {"seed": config["seed"], "on_nonfinite": "as recorded", "optimizer": mover, "table": config["table"]}
         try:
-            return _Replay(place, config, result, trace, Loop(method, built, fleet, x, **how), rtol).run(
-                (*watch, *shown["watch"])
-            )
+            replayed = _Replay(place, config, result, trace, Loop(method, built, fleet, x, **how), rtol, doubts)
+            run = replayed.run((*watch, *shown["watch"]))
+            if doubts:
+                raise Damaged(f"{doubts[0]}, although what was replayed agrees with it.")
+            return run
         finally:
             fleet.close()
 
@@ -298,7 +391,9 @@ class _Replay:
         trace: Trace,
         loop: Loop,
         rtol: float | None,
+        doubts: list[str],
     ) -> None:
+        self._doubts = doubts
         self._place, self._config, self._result, self._trace, self._loop = place, config, result, trace, loop
         self._rtol, self._together = rtol, config.get("together", 1)
         self._notes: list[str] = []
@@ -388,7 +483,7 @@ class _Replay:
         place, loop, result = self._place, self._loop, self._result
         early = result["ended"] == "stop" and self._best is not None
         x = self._best if early and self._best is not None else loop.state.x
-        recorded, made = load_weights(place.path / "model.safetensors"), loop.problem.state_dict(x)
+        recorded, made = place.weights("model", self._doubts), loop.problem.state_dict(x)
         distance = _distance(recorded, made)
         if self._together > 1 and self._rtol is None:
             others = self._together - 1

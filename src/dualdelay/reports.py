@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table as Grid
 from rich.text import Text
 
@@ -37,12 +36,12 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def _grid(title: str, first: str, *columns: str) -> Grid:
-    grid = Grid(
-        title=title, box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1), collapse_padding=True, pad_edge=False
-    )
-    grid.add_column(first, no_wrap=True, overflow="fold")
+    """A table; its texts are a user's, so brackets in them are no markup."""
+    grid = Grid(box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1), collapse_padding=True, pad_edge=False)
+    grid.title = Text(title, style="table.title")
+    grid.add_column(Text(first), no_wrap=True, overflow="fold")
     for column in columns:
-        grid.add_column(column, justify="right", no_wrap=True)
+        grid.add_column(Text(column), justify="right", no_wrap=True)
     return grid
 
 
@@ -86,7 +85,7 @@ def print_rows(title: str, rows: Sequence[Sequence[str]], console: Console) -> N
     """A table of texts, a line of headings first."""
     grid = _grid(title, *rows[0])
     for row in rows[1:]:
-        grid.add_row(*row)
+        grid.add_row(*map(Text, row))
     console.print(grid)
 
 
@@ -103,7 +102,7 @@ def print_comparison(sweep: Sweep, console: Console) -> None:
         when = f"at time {times[0]:g}" if len(times) == 1 else f"at the end (times {times[0]:g} to {times[-1]:g})"
         some = any(run is None for runs in methods.values() for run in runs)
         heads = ("updates", "objective F", "pooled loss", "accuracy", "tau_max", "audit", *(["runs"] if some else []))
-        grid = _grid(escape(f"{setting}: {when}" if len(settings) > 1 else when), "method", *heads)
+        grid = _grid(f"{setting}: {when}" if len(settings) > 1 else when, "method", *heads)
         for name, runs in methods.items():
             rows = [run.summary() for run in runs if run is not None]
             if not rows:
@@ -233,7 +232,8 @@ def print_kind(heading: str, registry: Mapping[str, Any], console: Console) -> N
     for name, made in registry.items():
         known = _nameable(made)
         shown = ", ".join(p.name if p.default is p.empty else f"{p.name}={p.default}" for p in known)
-        grid.add_row(name, shown, (inspect.getdoc(made) or "").split("\n\n")[0].replace("``", ""))
+        about = (inspect.getdoc(made) or "").split("\n\n")[0].replace("``", "")
+        grid.add_row(*map(Text, (name, shown, about)))
     console.print(grid)
 
 

@@ -15,7 +15,7 @@ from .devices import using_threads
 from .draws import Draws
 from .drive import Watch, drive
 from .environment import environment
-from .errors import BadInput, require_kind, require_several, require_whole
+from .errors import BadInput, plain_number, require_kind, require_path, require_several, require_threads
 from .evaluation import Metric
 from .files import pack
 from .folder import Folder
@@ -105,7 +105,12 @@ def simulate(
     ``table`` says how a method that remembers gradients keeps them: "full", in "half" the memory (bfloat16), or on the
     "host".
     """
-    require_whole("threads", count := torch.get_num_threads() if threads is None else threads, 1)
+    updates, time, seed, threads, cores = map(plain_number, (updates, time, seed, threads, cores))
+    require_threads("threads", count := torch.get_num_threads() if threads is None else threads)
+    if cores is not None:
+        require_threads("cores", cores)
+    if folder is not None:
+        require_path("folder", folder)
     require_several("watch", watch, "functions of state and arrival")
     require_several("log", log, "functions of values and step")
     require_kind("problem", problem, Problem, "dd.Digits(workers=10)")
@@ -147,8 +152,8 @@ def simulate(
                     progress=False,
                 )
             config["environment"] = environment()
-            place = Folder.create(Path(folder), config, plan.x, plan.problem.fixed())
-            return drive(loop, config, place, watch, stop, log=log)
+            with Folder.create(Path(folder), config, plan.x, plan.problem.fixed()) as place:
+                return drive(loop, config, place, watch, stop, log=log)
 
 
 def train(
@@ -184,6 +189,12 @@ def train(
     same, as often as that allows, fifty times at most. The last evaluation is of all data. With a ``folder`` the run can be
     resumed after a crash of the server, and replayed in one process to the same bits; what the workers print is kept there.
     """
+    updates, time, seed, checkpoint_every, keep = map(plain_number, (updates, time, seed, checkpoint_every, keep))
+    evaluate_every, evaluate_seconds, evaluate_samples = map(
+        plain_number, (evaluate_every, evaluate_seconds, evaluate_samples)
+    )
+    if folder is not None:
+        require_path("folder", folder)
     fleet = RayFleet() if fleet is None else fleet
     require_kind("fleet", fleet, RayFleet, "dd.RayFleet()")
     require_several("watch", watch, "functions of state and arrival")
@@ -220,4 +231,5 @@ def train(
             if folder is None:
                 return drive(loop, config, None, watch, stop, log=log)
             config = {**identified(config, problem, x), "environment": environment()}
-            return drive(loop, config, Folder.create(Path(folder), config, x, problem.fixed()), watch, stop, log=log)
+            with Folder.create(Path(folder), config, x, problem.fixed()) as place:
+                return drive(loop, config, place, watch, stop, log=log)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,11 +20,20 @@ from .cores import Cores, cores_worth
 from .crew import Crew
 from .devices import batches, require_device, using_precision
 from .drive import require_totals
-from .errors import BadInput, require_kind, require_one_of, require_whole
-from .evaluation import Metric, Schedule, usual
-from .files import decode, load_weights
+from .errors import (
+    BadInput,
+    plain_number,
+    require_kind,
+    require_one_of,
+    require_path,
+    require_threads,
+    require_whole,
+    shown,
+)
+from .evaluation import MOST_EVALUATIONS, Metric, Schedule, require_metrics, usual
+from .files import load_weights
 from .fleet import Fleet
-from .folder import Folder, digest_of
+from .folder import Folder, digest_of, read_checkpoint
 from .gradients import Batch, Gradients, Round
 from .links import Link
 from .local_fleet import LocalFleet
@@ -37,6 +47,9 @@ from .speeds import SpeedModel
 
 Start = Tensor | Mapping[str, Tensor] | str | Path | None
 
+_JOBS = 1e15  # of a run that a time ends: a million in a second would take thirty years
+_TRIALS = 16  # jobs of a worker after which one may think that none takes any time
+_OFTEN = 1e-3  # seconds between two evaluations at real workers, at least
 _REAL_SHARE = 0.1  # of a real worker's time that evaluations take by default
 
 
@@ -57,12 +70,17 @@ def configuration(
 ) -> dict[str, Any]:
     """A run's settings as plain values; refuses what cannot be."""
     require_one_of("on_nonfinite", on_nonfinite, ("retry", "leave", "stop"))
-    if metrics is not None and not isinstance(metrics, Mapping):
-        raise BadInput(f"metrics is {metrics!r}; expected functions by name: metrics={{'name': lambda model: ...}}.")
+    require_metrics(metrics, problem)
     if stop is not None:
         require_kind("stop", stop, EarlyStop, "dd.EarlyStop(patience=5)")
+        target = plain_number(stop.target)
+        if target is not None and not (isinstance(target, (int, float)) and target == target):
+            raise BadInput(f"the target of stop is {shown(target)}; expected a number.")
+    if keep_best is not None and not isinstance(keep_best, str):
+        raise BadInput(f"keep_best is {shown(keep_best)}; expected the name of a metric, such as 'objective'.")
     require_whole("keep", keep, 1)
-    require_whole("threads", threads, 1)
+    require_threads("threads", threads)
+    require_threads("server_threads", server_threads)
     require_one_of("table", table, ("full", "half", "host"))
     return {
         "dualdelay": __version__,
@@ -70,7 +88,7 @@ def configuration(
         "problem": describe(problem),
         "seed": seed,
         "metrics": list(metrics or ()),
-        "stop": None if stop is None else asdict(stop),
+        "stop": None if stop is None else {name: plain_number(value) for name, value in asdict(stop).items()},
         "on_nonfinite": on_nonfinite,
         "keep_best": stop.keeps if keep_best is None and stop is not None else keep_best,
         "keep": keep,
@@ -100,6 +118,7 @@ def ends(
     require_totals(updates, time, every, seconds, checkpoint)
     if samples is not None:
         require_whole("evaluate_samples", samples, 1)
+    require_an_end(problem, speeds, updates, time, seconds)
     schedule, default = Schedule(every, seconds, samples), every is None and seconds is None
     if default and speeds is None:
         few = problem.few_samples() if samples is None else samples
@@ -126,12 +145,46 @@ def _jobs(problem: Problem, speeds: SpeedModel, updates: int | None, time: float
     """About how many jobs a run will have: at least one for an update, or what fits into its time."""
     if time is None or not time:
         return float(updates or 0)
-    try:
-        each = [speeds.seconds(worker, 0, 0.0) * problem.batches(worker) for worker in range(problem.workers)]
-    except (ArithmeticError, IndexError):  # such speeds are refused elsewhere
-        return 0.0
-    count = sum(time / seconds for seconds in each if seconds > 0)
+    count = float(sum(time / seconds for seconds in _firsts(problem, speeds) if seconds > 0))
     return min(count, float(updates)) if updates else count
+
+
+def _firsts(problem: Problem, speeds: SpeedModel, draw: int = 0) -> list[float]:
+    """What each worker's first job takes, or a later one; none if that cannot be told."""
+    try:
+        each = [speeds.seconds(worker, draw, 0.0) * problem.batches(worker) for worker in range(problem.workers)]
+        return [float(seconds) for seconds in each]
+    except Exception:  # whatever a user's own raises: it is refused when the jobs begin
+        return []
+
+
+def require_an_end(
+    problem: Problem, speeds: SpeedModel | None, updates: int | None, time: float | None, seconds: float | None
+) -> None:
+    """Refuse a run of more jobs or evaluations than anybody can wait for."""
+    if speeds is None and seconds is not None and seconds < _OFTEN:
+        raise BadInput(f"evaluate_seconds is {seconds}; expected {_OFTEN:g} or more: no real worker is as quick as that.")
+    length = time
+    if speeds is not None and updates is None and time:
+        if (jobs := _jobs(problem, speeds, None, time)) > _JOBS:
+            raise BadInput(
+                f"time is {time}, in which there would be about {jobs:.2g} jobs; expected {_JOBS:.0e} at most. Give less "
+                "time, slower workers, or updates."
+            )
+        idle = set.intersection(*({w for w, s in enumerate(_firsts(problem, speeds, k)) if not s} for k in range(_TRIALS)))
+        if idle:
+            raise BadInput(
+                f"the jobs of worker {min(idle)} take no time, so that time {time} would never come; expected seconds "
+                "above zero, or updates to end the run."
+            )
+    elif speeds is not None and updates is not None and seconds is not None:
+        rate = sum(1.0 / each for each in _firsts(problem, speeds) if each > 0)
+        length = min(updates / rate if rate else 0.0, math.inf if time is None else time)
+    if seconds is not None and length is not None and length > MOST_EVALUATIONS * seconds:
+        raise BadInput(
+            f"evaluate_seconds is {seconds}, and the run takes about {length:.3g} seconds; expected {MOST_EVALUATIONS:,} "
+            "evaluations at most. Evaluate less often."
+        )
 
 
 def identified(config: Mapping[str, Any], problem: Problem, x: Tensor) -> dict[str, Any]:
@@ -148,6 +201,8 @@ def starting_point(problem: Problem, start: Start, seed: int) -> Tensor:
     """The first weights, from what the user gave: a tensor, a state dict, a file of them, a run's folder or checkpoint."""
     if start is None:
         return problem.start(seed).detach().clone()
+    if isinstance(start, (str, Path)):
+        require_path("start", start)
     given: Any = _read(Path(start)) if isinstance(start, (str, Path)) else start
     x = problem.flat(given) if isinstance(given, Mapping) else given
     if not isinstance(x, Tensor):
@@ -164,15 +219,18 @@ def starting_point(problem: Problem, start: Start, seed: int) -> Tensor:
 def _read(path: Path) -> Tensor | dict[str, Tensor]:
     if path.is_dir():
         folder = Folder(path)
-        if (path / "model.safetensors").exists():
-            return load_weights(path / "model.safetensors")
-        loaded = folder.load()
+        if folder.result() is not None:
+            return folder.weights("model")
+        loaded = folder.load()  # what an unfinished run has left otherwise is for people
         if loaded is None:
-            return folder.start(folder.config()["start"])
+            return folder.start()
         return cast("Tensor", loaded[0]["state"]["weights"])
     weights_or_checkpoint = load_weights(path)
     if "content" in weights_or_checkpoint and "t0" in weights_or_checkpoint:
-        return cast("Tensor", decode(path.read_bytes())["state"]["weights"])
+        content = read_checkpoint(path)
+        if content is None:
+            raise BadInput(f"{path} is damaged, or has another name than its run gave it; choose another checkpoint.")
+        return cast("Tensor", content["state"]["weights"])
     return weights_or_checkpoint
 
 

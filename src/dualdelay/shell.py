@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json as jsonlib
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,6 +47,9 @@ def boards(folder: Path | None) -> Iterator[list[Logger]]:
 
 def make_console(json: bool) -> Console:
     """Where tables and sentences go: standard output, or standard error beside a line of JSON."""
+    stream = sys.stderr if json else sys.stdout
+    if isinstance(stream, io.TextIOWrapper):  # a folder's name may hold what no terminal can show
+        stream.reconfigure(errors="backslashreplace")
     console = Console(stderr=json, highlight=False, markup=False, soft_wrap=True)
     return (
         console if console.is_terminal else Console(stderr=json, highlight=False, markup=False, soft_wrap=True, width=120)

@@ -13,9 +13,20 @@ from typing import Any
 
 from .columns import floats, recorded_times
 from .draws import Draws
-from .errors import BadInput, require_kind, require_positive, require_whole
+from .errors import (
+    BadInput,
+    is_finite,
+    require_kind,
+    require_positive,
+    require_several,
+    require_workers,
+    shown,
+    take_plain_numbers,
+)
 
 _STANDARD = NormalDist()
+_WIDEST = 20.0  # a standard deviation of the logarithm beyond which times would leave the range of numbers
+_STRETCHES = 100_000  # of a worker's pace in one job, after which something is not as it was meant
 
 
 class SpeedModel(ABC):
@@ -65,16 +76,19 @@ class TruncatedNormalSpeeds(SpeedModel):
     """Mean before truncation."""
 
     def __post_init__(self) -> None:
-        require_whole("n", self.n, 1)
+        take_plain_numbers(self)
+        require_workers("n", self.n)
         require_positive("std", self.std)
-        if not math.isfinite(self.mean):
-            raise BadInput(f"mean is {self.mean}; expected a finite number.")
+        if not is_finite(self.mean):
+            raise BadInput(f"mean is {shown(self.mean)}; expected a finite number.")
         below = _STANDARD.cdf(-self.mean / self.std)  # the probability that is cut away
         if below > 1 - 1e-9:
             raise BadInput(f"mean is {self.mean} with std {self.std}: almost nothing is above zero; raise the mean.")
         draws = Draws(self.seed or 0, "speeds")
         levels = (below + draws.uniform(worker) * (1.0 - below) for worker in range(self.n))
-        times = (self.mean + self.std * _STANDARD.inv_cdf(min(level, 1 - 2**-53)) for level in levels)
+        times = [self.mean + self.std * _STANDARD.inv_cdf(min(level, 1 - 2**-53)) for level in levels]
+        if not all(map(math.isfinite, times)):
+            raise BadInput(f"mean is {self.mean} with std {self.std}: times are too large for a number; lower them.")
         object.__setattr__(self, "times", tuple(max(time, 1e-12) for time in times))  # rounding may reach zero
 
     def seconds(self, worker: int, draw: int, start: float = 0.0) -> float:
@@ -90,6 +104,7 @@ class _RandomSpeeds(SpeedModel):
     """Names the draws; None: the run's own seed does."""
 
     def __post_init__(self) -> None:
+        take_plain_numbers(self)
         object.__setattr__(self, "means", floats("means", self.means))
         object.__setattr__(self, "n", len(self.means))
         object.__setattr__(self, "draws", Draws(self.seed or 0, "speeds"))
@@ -116,7 +131,7 @@ class LognormalSpeeds(_RandomSpeeds):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive("sigma", self.sigma)
+        require_positive("sigma", self.sigma, _WIDEST)
 
     def seconds(self, worker: int, draw: int, start: float = 0.0) -> float:
         normal = _STANDARD.inv_cdf(self._uniform(worker, draw))
@@ -177,7 +192,14 @@ class PacedSpeeds(SpeedModel):
 
     def job(self, worker: int, draw: int, start: float, batches: int) -> float:
         work, now, (factor, until) = self.work(worker, draw, start, batches), start, self.pace(worker, start)
+        stretches = 0
         while work * factor > until - now:
+            stretches += 1
+            if stretches > _STRETCHES:
+                raise BadInput(
+                    f"worker {worker} changes its pace more than {_STRETCHES:,} times in one job, its number {draw}, which "
+                    f"began at time {start:g}; expected fewer. Let each pace last longer, or jobs be shorter."
+                )
             after, later = self.pace(worker, until)
             if after != factor:  # otherwise the stretch goes on, and nothing is rounded
                 work, now, factor = work - (until - now) / factor, until, after
@@ -198,9 +220,14 @@ class ChangingSpeeds(PacedSpeeds):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        changes = tuple(float(change) for change in self.changes)
+        require_several("changes", self.changes, "times")
+        require_several("factors", self.factors, "lists of numbers, one for each worker")
+        try:
+            changes = tuple(float(change) for change in self.changes)
+        except (TypeError, ValueError, OverflowError):
+            changes = (math.nan,)
         if list(changes) != sorted(set(changes)) or not all(math.isfinite(change) for change in changes):
-            raise BadInput(f"changes is {list(changes)}; expected finite times, each above the one before.")
+            raise BadInput(f"changes is {shown(self.changes)}; expected finite times, each above the one before.")
         factors = tuple(floats(f"factors[{k}]", row) for k, row in enumerate(self.factors))
         if len(factors) != len(changes) + 1 or any(len(row) != self.speeds.n for row in factors):
             raise BadInput(
@@ -224,6 +251,7 @@ class RecordedSpeeds(SpeedModel):
 
     def __post_init__(self) -> None:
         given = recorded_times(Path(self.times)) if isinstance(self.times, (str, Path)) else self.times
+        require_several("times", given, "lists of seconds, one for each worker")
         rows = tuple(floats(f"times[{worker}]", row) for worker, row in enumerate(given))
         if not rows:
             raise BadInput("times is empty; expected one list of seconds for each worker.")

@@ -11,13 +11,14 @@ from .clocks import Due
 from .desk import Desk, Look, Looks, Piece
 from .environment import changes, environment
 from .fleet import Model
-from .messages import Died, Notice, Ready, Reply, Request
+from .messages import Died, Notice, Ready, Reply, Request, asked, checked, is_part
 from .post import Post
 from .ray_fleet import RayFleet
 
 log = logging.getLogger("dualdelay")
 
 _TICK = 0.1  # seconds between two looks at who is late
+_GAP = 1.0  # seconds of deafness that count; what a server slept beyond that is nobody's delay
 _WAITING = 15.0  # seconds of waiting for processes after which, again and again, somebody should be told
 ASKED = "it was asked to"  # as in result.PLANNED: nothing is wrong with such a worker
 
@@ -38,12 +39,19 @@ class Staff:
         self._fleet, self._post = fleet, post
         self._model = model  # of a job
         self._ticked = 0.0
+        self._listened = time.monotonic()  # when the server listened last
+        self._deaf = 0.0  # seconds that it was asleep or busy with other things
         self._environment = environment()
 
     @property
     def now(self) -> float:
         """Seconds since the run began, without those in which it was stopped."""
         return time.monotonic() - self.began
+
+    @property
+    def heard_for(self) -> float:
+        """Seconds in which the server would have heard an answer: what workers are given is counted by these."""
+        return time.monotonic() - self._deaf
 
     def muster(self, away: Collection[int], now: float, back: Collection[int] = ()) -> None:
         """Start all but these workers' processes, and the clock at ``now`` when they are there: none has a head start.
@@ -70,7 +78,7 @@ class Staff:
         self.began = time.monotonic() - now
         self._ticked = float("-inf")  # wishes are looked at first
         for desk in self.desks:
-            desk.since = desk.asked = now
+            desk.since = desk.asked = self.heard_for
 
     def push(self, kind: str, worker: int, draw: int = -1, seconds: float = 0.0, text: str = "") -> None:
         """Something has happened."""
@@ -79,7 +87,7 @@ class Staff:
     def hire(self, worker: int) -> None:
         """Start a worker's process."""
         desk = self.desks[worker]
-        desk.state, desk.since = "starting", self.now
+        desk.state, desk.since = "starting", self.heard_for
         self._post.hire(worker, desk.incarnation)
         self.dispatch(worker)
 
@@ -91,12 +99,12 @@ class Staff:
         wanted = self.looks.wanted(worker)
         if wanted is not None and (not desk.queue or self._affords(desk, wanted[1], worker)):
             number, look = wanted
-            desk.evaluating, desk.since = Piece(number, look.model, look.next(worker)), self.now
+            desk.evaluating, desk.since = Piece(number, look.model, look.next(worker)), self.heard_for
             self._post.measure(worker, desk.incarnation, desk.evaluating, self.unit)
         elif desk.queue:
             desk.doing = desk.queue.popleft()
             desk.sequence += 1
-            desk.since, desk.pause, desk.late = self.now, self._fleet.resend, False
+            desk.since, desk.pause, desk.late = self.heard_for, self._fleet.resend, False
             self._ask(worker)
 
     def _affords(self, desk: Desk, look: Look, worker: int) -> bool:
@@ -115,7 +123,7 @@ class Staff:
         assert desk.doing is not None
         model = self._model(worker, desk.doing)
         request = Request(worker, desk.incarnation, desk.sequence, desk.doing, model.version, desk.accepted, self.unit)
-        desk.asked = self.now
+        desk.asked, desk.request = self.heard_for, request
         self._post.ask(request, model.x, desk.spare if desk.accepted < 0 else None)
 
     def to_do(self, worker: int) -> list[int]:
@@ -134,9 +142,12 @@ class Staff:
                 self.ready.remove(due)
 
     def receive(self, timeout: float) -> None:
-        """Take what comes in within so many seconds."""
+        """Take what comes in within so many seconds, and all that has come in before."""
         for notice in self._post.receive(timeout):
             self._take(notice)
+        now = time.monotonic()
+        self._deaf += max(0.0, now - self._listened - timeout - _GAP)
+        self._listened = now
 
     def _take(self, notice: Notice) -> None:
         if isinstance(notice, Reply):
@@ -158,7 +169,7 @@ class Staff:
             if desk.state == "awaited":
                 self.push("joined" if self._fleet.gone == "leave" else "thawed", worker, text="its process has started")
             if desk.state in ("starting", "awaited"):
-                desk.state, desk.since, desk.asked = "present", self.now, self.now
+                desk.state, desk.since, desk.asked = "present", self.heard_for, self.heard_for
                 self.dispatch(worker)
         elif isinstance(notice, Died):
             if desk.state in ("starting", "present", "awaited"):
@@ -167,10 +178,11 @@ class Staff:
                 self.push("crashed", worker, text=notice.text)
         else:
             desk.evaluating = None
-            if isinstance(notice.part, str):
-                log.warning("worker %d could not evaluate: %s", worker, notice.part)
-                self.looks.fail(notice.evaluation, worker, notice.part.strip().splitlines()[-1])
-            else:
+            if not is_part(notice.part):
+                said = notice.part if isinstance(notice.part, str) else f"it sent {notice.part!r:.100} for an evaluation"
+                log.warning("worker %d could not evaluate: %s", worker, said)
+                self.looks.fail(notice.evaluation, worker, [*said.strip().splitlines(), ""][-1])
+            elif isinstance(notice.part, dict):
                 desk.last = notice.part.get("seconds", 0.0)
                 desk.spent += desk.last
                 self.looks.take(notice.evaluation, worker, notice.part)
@@ -182,14 +194,15 @@ class Staff:
 
     def _reply(self, reply: Reply) -> None:
         """Take the reply to the request that is open; any other was answered, replaced or cancelled before."""
-        worker, draw = reply.request.worker, reply.request.draw
-        desk = self.desks[worker]
-        if (reply.request.incarnation, reply.request.sequence) != (desk.incarnation, desk.sequence) or desk.doing is None:
+        named = asked(reply)
+        desk = Desk("unknown") if named is None or named.worker not in range(len(self.desks)) else self.desks[named.worker]
+        if named is None or desk.request is None or desk.doing is None or named[:5] != desk.request[:5]:
             self._fleet.counts["dropped"] += 1
             return
+        worker, draw = desk.request.worker, desk.doing
         desk.doing = None
         desk.done += 1
-        self.replies[worker] = reply
+        self.replies[worker] = reply = checked(reply)._replace(request=desk.request)
         if not reply.error:
             self.heard = True
             self.push("arrival", worker, draw, reply.seconds)
@@ -254,26 +267,18 @@ class Staff:
 
     def tick(self, version: int) -> None:
         """Look, a few times a second, at what was wished for and at who is late."""
-        now = self.now
-        if now - self._ticked < _TICK:
+        if self.now - self._ticked < _TICK:
             return
-        self._ticked = now
+        self._ticked = self.now
         for wish, worker in self._fleet.wishes():
             self._wish(wish, worker)
+        if any(self._overdue(desk) for desk in self.desks):
+            self.receive(0.0)  # their answers may have been waiting, for a server that was busy or asleep
         for worker, desk in enumerate(self.desks):
-            waited = now - desk.since
-            if desk.state == "starting" and waited > self._fleet.patience:
-                lacking = self._post.lacking(worker)
-                text = f"its process has not started in {self._fleet.patience:g} s{lacking}; it may come later"
-                self.give_up(worker, text, "awaited")
-            elif desk.state == "present" and desk.evaluating is not None and waited > self._fleet.deadline:
-                self.crashed(worker, f"no answer in {self._fleet.deadline:g} s to an evaluation", final=True)
+            if self._overdue(desk):
+                self._judge(worker, desk)
             elif desk.state == "present" and desk.doing is not None:
-                if waited > self._fleet.deadline:
-                    text = f"no answer in {self._fleet.deadline:g} s to job number {desk.doing}"
-                    self.crashed(worker, text, final=True)
-                    continue
-                if now - desk.asked > desk.pause:
+                if self.heard_for - desk.asked > desk.pause:
                     desk.pause *= 2
                     self._fleet.counts["sent again"] += 1
                     self._ask(worker)
@@ -281,6 +286,24 @@ class Staff:
                 if self._fleet.alarm is not None and behind > self._fleet.alarm and not desk.late:
                     desk.late = True
                     self.push("late", worker, text=f"its job is {behind} versions behind, more than {self._fleet.alarm}")
+
+    def _overdue(self, desk: Desk) -> bool:
+        """Whether a worker has had all its time."""
+        waited = self.heard_for - desk.since
+        if desk.state == "starting":
+            return waited > self._fleet.patience
+        at_work = desk.doing is not None or desk.evaluating is not None
+        return desk.state == "present" and at_work and waited > self._fleet.deadline
+
+    def _judge(self, worker: int, desk: Desk) -> None:
+        """Go on without a worker that has had all its time."""
+        if desk.state == "starting":
+            lacking = self._post.lacking(worker)
+            text = f"its process has not started in {self._fleet.patience:g} s{lacking}; it may come later"
+            self.give_up(worker, text, "awaited")
+            return
+        what = "an evaluation" if desk.doing is None else f"job number {desk.doing}"
+        self.crashed(worker, f"no answer in {self._fleet.deadline:g} s to {what}", final=True)
 
     def _wish(self, wish: str, worker: int) -> None:
         desk = self.desks[worker] if 0 <= worker < len(self.desks) else Desk("unknown")

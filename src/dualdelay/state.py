@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 import torch
@@ -22,6 +23,10 @@ def blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 class Stepper(Protocol):
     """What moves the weights instead of plain SGD; ``optimizer.Optimizer`` is one."""
+
+    @property
+    def own(self) -> bool:
+        """Whether it is a user's own, which may fail."""
 
     def step(self, weights: Tensor, gradient: Tensor, lr: float) -> Tensor:
         """The moved weights; both tensors may be written to."""
@@ -105,6 +110,42 @@ class State:
             self.weights = new
         self.lent = False
         self.version += 1
+
+
+_MOST = 2000  # tensors of a list or a dict that are looked after
+
+
+class Before:
+    """A state before a step that may fail half way, so that it can be put back as it was."""
+
+    def __init__(self, state: State) -> None:
+        """Copy what a step may write into; of lists and dicts the entries are kept, which a step should replace."""
+        self._state = state
+        self._optimizer = None if state.optimizer is None else copy.deepcopy(state.optimizer.save())
+        self._fields = {f.name: self._copied(getattr(state, f.name)) for f in fields(state) if f.name != "optimizer"}
+        entries = [
+            entry
+            for value in self._fields.values()
+            if isinstance(value, (list, dict)) and len(value) <= _MOST
+            for entry in (value if isinstance(value, list) else value.values())
+            if isinstance(entry, Tensor)
+        ]
+        self._entries = [(entry, entry._version) for entry in entries]
+        self._all = all(len(value) <= _MOST for value in self._fields.values() if isinstance(value, (list, dict)))
+
+    @staticmethod
+    def _copied(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.clone()
+        return copy.copy(value) if isinstance(value, (list, dict, set)) else value
+
+    def put_back(self) -> bool:
+        """The state is what it was; False if that cannot be told, since what a list holds was written into."""
+        for name, value in self._fields.items():
+            setattr(self._state, name, value)
+        if self._state.optimizer is not None and self._optimizer is not None:
+            self._state.optimizer.load(self._optimizer)
+        return self._all and all(entry._version == version for entry, version in self._entries)
 
 
 _SAME_SIZE = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}

@@ -18,8 +18,8 @@ import torch
 from .core import Problem
 from .devices import batches, require_device, using_precision, using_threads
 from .draws import Draws
-from .errors import BadInput, RunFailed, nearest
-from .evaluation import NAMES
+from .errors import BadInput, NotSaved, RunFailed, nearest, plain_number, require_kind, require_path, shown
+from .evaluation import NAMES, require_metrics
 from .gradients import Round
 from .grid import Point
 from .grid import points as grid_points
@@ -27,7 +27,7 @@ from .groups import Group, Replica, advance_all
 from .naming import ProblemOf, SpeedsOf, unvaried
 from .plan import Plan
 from .portions import grouped, portions
-from .result import Run
+from .result import EarlyStop, Run
 from .run import simulate
 from .setup import borrowed
 from .trace import Column, Table
@@ -117,7 +117,13 @@ def sweep(
     run is computed by itself; ``options`` are those of ``simulate``. A run that fails is left out of the table and stands
     in its ``failed``.
     """
-    seed = options.pop("seed", 0)
+    seed = plain_number(options.pop("seed", 0))
+    if folder is not None:
+        require_path("folder", folder)
+    if not isinstance(grid, Mapping):
+        raise BadInput(
+            f"the grid is {shown(grid)}; expected lists by name: {{'algorithm': [dd.DuDe(lr=0.05)], 'seed': [0, 1]}}."
+        )
     points = list(grid_points(grid, problem, speeds, None if folder is None else Path(folder), seed))
     notes: list[str] = []
     for one in grid.get("problem", [problem]):
@@ -194,8 +200,15 @@ def _require_sound(points: Sequence[Point], options: Mapping[str, Any]) -> None:
     """Refuse what cannot run before anything is computed."""
     for point in points:
         point.algorithm.init(torch.empty(1), point.problem.workers, Draws(point.seed, "server"))
+    metrics = options.get("metrics")
+    for point in points[:1]:
+        require_metrics(metrics, point.problem)
+        taken = sorted({*(metrics or ()), *point.problem.columns} & {*point.names})
+        if taken:
+            raise BadInput(f"metrics has {taken}, which name the runs of the table; choose other names.")
     stop = options.get("stop")
     if stop is not None:
+        require_kind("stop", stop, EarlyStop, "dd.EarlyStop(patience=5)")
         stop(Table({name: np.zeros(1) for name in (*NAMES, *(options.get("metrics") or ()))}))
 
 
@@ -261,7 +274,7 @@ def _compute(groups: Sequence[Sequence[Replica]], tell: Callable[[float], None])
                 which = [next(i for i, p in enumerate(kin) if p is replica.plan.problem) for replica in group]
                 made.append(Group(group, turns[_kind(group[0])], which))
             advance_all(made, list(turns.values()), report)
-        except BadInput:
+        except (BadInput, NotSaved):
             raise
         except Exception as error:  # whoever is to blame says so when the runs are computed one by one
             warnings.warn(f"the runs could not be computed side by side ({error}): now one after the other.", stacklevel=5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from struct import Struct
 from typing import Any
@@ -74,6 +76,33 @@ class Trace(Table):
         self.events = events
 
 
+class Course:
+    """A digest of a trace so far, so that what was saved of a run is not taken for that of another."""
+
+    def __init__(self) -> None:
+        self._rows, self._events = hashlib.sha256(), hashlib.sha256()
+
+    def copy(self) -> Course:
+        """The same, to go on with."""
+        other = Course()
+        other._rows, other._events = self._rows.copy(), self._events.copy()
+        return other
+
+    def add(self, rows: Mapping[str, Column], events: Iterable[Mapping[str, Any]]) -> str:
+        """The digest after these rows and events."""
+        self._rows.update(_packed(rows))
+        for event in events:
+            self._events.update(json.dumps(event, sort_keys=True).encode())
+        return hashlib.sha256(self._rows.digest() + self._events.digest()).hexdigest()[:16]
+
+
+def _packed(rows: Mapping[str, Column]) -> bytes:
+    table = np.empty(len(rows["time"]), dtype=_KINDS)
+    for name in ARRIVAL_COLUMNS:
+        table[name] = rows[name]
+    return table.tobytes()
+
+
 class Recorder:
     """A trace that is still being written."""
 
@@ -114,10 +143,7 @@ class Recorder:
 
     def extend(self, rows: Mapping[str, Column]) -> None:
         """Take over rows written earlier."""
-        table = np.empty(len(rows["time"]), dtype=_KINDS)
-        for name in ARRIVAL_COLUMNS:
-            table[name] = rows[name]
-        self._rows += table.tobytes()
+        self._rows += _packed(rows)
 
     def trace(self) -> Trace:
         """What was recorded so far."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Subset, TensorDataset
 
-from ..errors import BadInput, require_one_of, require_whole
+from ..errors import BadInput, plain_number, require_one_of, require_path, require_whole
 from .network import Network
 from .splits import split_samples
 
@@ -29,6 +29,8 @@ FILES = {
     "test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d",
 }
 _ROW = 3073
+LARGEST = 10_000 * _ROW  # bytes of a file
+_IMAGES = 50_000  # to train with
 _MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of the training images, by channel
 
 
@@ -77,11 +79,13 @@ def damage(data: bytes, md5: str) -> str | None:
 def fault(path: Path, md5: str) -> str | None:
     """What is wrong with a file, in a few words; None if its md5 sum is right."""
     try:
+        if (size := path.stat().st_size) > LARGEST:
+            return f"is damaged ({size:,} bytes, expected {LARGEST:,})"
         return damage(path.read_bytes(), md5)
     except FileNotFoundError:
         return "is missing"
-    except OSError as error:
-        return f"cannot be read ({error.strerror})"
+    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
+        return f"cannot be read ({error.strerror if isinstance(error, OSError) else error})"
 
 
 def read(root: Path, files: Mapping[str, str]) -> tuple[TensorDataset, TensorDataset]:
@@ -151,17 +155,22 @@ class Cifar10(Network):
         weights: str = "equal",
         full_gradient: bool = False,
     ) -> None:
+        workers, alpha, seed, samples, minimum, batch_size = map(
+            plain_number, (workers, alpha, seed, samples, minimum, batch_size)
+        )
+        if root is not None:
+            require_path("root", root)
         settings: dict[str, Any] = {"workers": workers, "alpha": alpha, "seed": seed, "model": model, "samples": samples}
         place = None if root is None else Path(root).expanduser().resolve()
         settings |= {"root": None if place is None else str(place), "split": split, "empty": empty, "minimum": minimum}
         self.settings = {**settings, "batch_size": batch_size, "weights": weights, "full_gradient": full_gradient}
-        require_whole("workers", workers, 1)
+        require_whole("workers", workers, 1, _IMAGES if isinstance(split, str) else None)
         require_one_of("model", model, tuple(_MODELS))
         folder = (cache_folder() / "cifar10").resolve() if place is None else place
         if samples is None:
             train, test = _whole(folder)
         else:
-            require_whole("samples", samples, workers, 50_000)
+            require_whole("samples", samples, workers, _IMAGES)
             train, test = _first(folder, samples)
         rows = split_samples(split, train.tensors[1].numpy(), workers, alpha, seed or 0, empty, minimum)
         exam: tuple[Tensor, ...] = test.tensors

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core import Problem
-from ..errors import require_positive
+from ..errors import plain_number, require_positive
 from ..together import OneAtATime, Together
 from .data import digest
 from .wrapped import Wrapped
@@ -27,7 +27,7 @@ class Clipped(Wrapped):
 
     def __init__(self, problem: Problem, norm: float) -> None:
         super().__init__(problem)
-        require_positive("norm", norm)
+        require_positive("norm", norm := plain_number(norm))
         self.norm = float(norm)
 
     @property

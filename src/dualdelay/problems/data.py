@@ -15,7 +15,7 @@ from torch.utils.data import Subset, TensorDataset, default_collate
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..draws import Draws
-from ..errors import BadInput, require_whole
+from ..errors import BadInput, plain_number, require_room, require_several, require_whole
 
 _AHEAD = 32  # minibatches of a worker that are named together: one by one their names cost as much as a small gradient
 _MOST_AHEAD = 1024  # workers for which that is kept
@@ -267,11 +267,16 @@ class Minibatches:
     """Which samples make up each job."""
 
     def __init__(self, workers: int, batch_size: int | Sequence[int], seed: int, replacement: bool) -> None:
-        self.sizes = [batch_size] * workers if isinstance(batch_size, int) else list(batch_size)
+        batch_size = plain_number(batch_size)
+        if not isinstance(batch_size, int):
+            require_several("batch_size", batch_size, "numbers, one for each worker, or one number for all")
+        self.sizes = [batch_size] * workers if isinstance(batch_size, int) else list(map(plain_number, batch_size))
         if len(self.sizes) != workers:
             raise BadInput(f"batch_size has {len(self.sizes)} numbers; expected one, or {workers}, one for each worker.")
         for worker, batch in enumerate(self.sizes):
             require_whole(f"batch_size of worker {worker}", batch, 1)
+        largest = max(self.sizes)
+        require_room(f"a minibatch of {largest} samples", 3.0 * 8 * _AHEAD * largest, "use a smaller batch_size")
         self._replacement, self._draws = replacement, Draws(seed, "minibatch")
         self._ahead: dict[int, tuple[int, tuple[Tensor, ...]]] = {}  # by worker: a block of draws, hashed in one call
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from ..draws import Draws
-from ..errors import BadInput, require_whole
+from ..errors import BadInput, plain_number, require_room, require_whole, require_workers
 from .network import Network
 from .splits import split_samples
 
@@ -41,10 +41,14 @@ class Digits(Network):
         hidden: int = 64,
         weights: str = "equal",
     ) -> None:
+        workers, alpha, seed, minimum, batch_size, hidden = map(
+            plain_number, (workers, alpha, seed, minimum, batch_size, hidden)
+        )
         settings: dict[str, Any] = {"workers": workers, "alpha": alpha, "seed": seed, "split": split, "empty": empty}
         self.settings = {**settings, "minimum": minimum, "batch_size": batch_size, "hidden": hidden, "weights": weights}
-        require_whole("workers", workers, 1)
+        require_workers("workers", workers)
         require_whole("hidden", hidden, 1)
+        require_room(f"a network with hidden={hidden}", 4 * 4 * 75 * hidden, "use a smaller hidden")
         try:
             from sklearn.datasets import load_digits
         except ImportError:

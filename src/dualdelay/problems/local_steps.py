@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from ..core import Problem
-from ..errors import require_positive, require_whole
+from ..errors import plain_number, require_positive, require_whole
 from ..together import OneAtATime, Together
 from .data import digest
 from .wrapped import Wrapped
+
+_MOST = 100_000  # steps of one job
 
 
 class LocalSteps(Wrapped):
@@ -28,7 +30,9 @@ class LocalSteps(Wrapped):
 
     def __init__(self, problem: Problem, k: int, lr: float) -> None:
         super().__init__(problem)
+        k, lr = plain_number(k), plain_number(lr)
         require_whole("k", k, 1)
+        require_whole("k", k, 1, _MOST)
         require_positive("lr", lr)
         self.k, self.lr = k, lr
 

@@ -11,8 +11,38 @@ from torch.nn.functional import softplus
 
 from ..core import Problem, Samples
 from ..draws import Draws
-from ..errors import BadInput, require_positive, require_whole
+from ..errors import (
+    BadInput,
+    is_finite,
+    plain_number,
+    require_positive,
+    require_room,
+    require_several,
+    require_whole,
+    require_workers,
+    shown,
+)
 from .data import Minibatches, Shard, digest, objectives
+
+
+def _pairs(shards: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """The user's own data, if they are numbers and labels for each worker."""
+    require_several("shards", shards, "pairs (features, labels), one for each worker")
+    pairs = []
+    for worker, pair in enumerate(shards):
+        try:
+            features, labels = pair
+            shapes = [tuple(torch.as_tensor(part, dtype=torch.float64).shape) for part in (features, labels)]
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            said = (str(error) or type(error).__name__).splitlines()[0]
+            raise BadInput(f"shards[{worker}] is no pair (features, labels) of numbers ({said}).") from None
+        if len(shapes[0]) != 2 or len(shapes[1]) != 1:
+            raise BadInput(
+                f"shards[{worker}] has features and labels of shapes {shapes[0]} and {shapes[1]}; expected a row of "
+                "features and a label for each sample."
+            )
+        pairs.append((features, labels))
+    return pairs
 
 
 class Logistic(Problem):
@@ -40,7 +70,11 @@ class Logistic(Problem):
         seed: int | None = None,
         shards: Sequence[tuple[Any, Any]] | None = None,
     ) -> None:
+        workers, features, samples = map(plain_number, (workers, features, samples))
+        unlike, reg, seed, batch_size = map(plain_number, (unlike, reg, seed, batch_size))
         require_positive("reg", reg)
+        if shards is not None:
+            shards = _pairs(shards)
         given = None if shards is None else [[torch.as_tensor(part).tolist() for part in pair] for pair in shards]
         self.settings: dict[str, Any] = {
             "workers": workers,
@@ -72,8 +106,13 @@ class Logistic(Problem):
 
     @staticmethod
     def _make(workers: int, features: int, samples: int, unlike: float, seed: int) -> list[tuple[Tensor, Tensor]]:
-        for name, value in (("workers", workers), ("features", features), ("samples", samples)):
+        require_workers("workers", workers)
+        for name, value in (("features", features), ("samples", samples)):
             require_whole(name, value, 1)
+        if not is_finite(unlike):
+            raise BadInput(f"unlike is {shown(unlike)}; expected a finite number.")
+        size = f"{workers} workers with {samples} samples of {features} features"
+        require_room(size, 4.0 * 8 * workers * samples * features, "use less of them")
         draws, shards = Draws(seed, "logistic"), []
         direction = torch.from_numpy(draws.normals(features, 0))
         for worker in range(1, workers + 1):

@@ -14,7 +14,17 @@ from torch import Tensor, nn
 from ..core import Problem, Samples
 from ..devices import lower
 from ..draws import Draws
-from ..errors import BadInput, DualDelayError, require_one_of, require_positive, require_whole
+from ..errors import (
+    BadInput,
+    DualDelayError,
+    plain_number,
+    require_one_of,
+    require_positive,
+    require_several,
+    require_whole,
+    shortened,
+    shown,
+)
 from ..together import OneAtATime, Together
 from .batchnorm import refuse_batchnorm
 from .data import Collate, Minibatches, Shard, digest, objectives, on_device
@@ -96,6 +106,9 @@ class Network(Problem):
         full_gradient: bool = True,
         evaluation_batch: int | None = None,
     ) -> None:
+        seed = plain_number(seed)
+        if metrics is not None and not isinstance(metrics, Mapping):
+            raise BadInput(f"metrics is {shown(metrics)}; expected functions of the module and a batch, by name.")
         if shards is None:
             raise BadInput("there are no shards; give each worker's data, or a function of the worker's number.")
         if loss is not None and step is not None:
@@ -110,6 +123,7 @@ class Network(Problem):
             self.minibatches.require_enough(worker, shard.size, f"worker {worker}")
         self._weights = self._checked_weights(weights)
         self.unit: float | None = None  # the samples of a worker that counts as one, where workers count by samples
+        evaluation_batch = plain_number(evaluation_batch)
         if evaluation_batch is not None:
             require_whole("evaluation_batch", evaluation_batch, 1)
         self._evaluation_batch = evaluation_batch
@@ -145,7 +159,8 @@ class Network(Problem):
         if isinstance(weights, str):
             require_one_of("weights", weights, ("equal", "samples"))
             return weights
-        numbers = list(weights)
+        require_several("weights", weights, "numbers, one for each worker")
+        numbers = list(map(plain_number, weights))
         if len(numbers) != self.workers:
             raise BadInput(f"weights has {len(numbers)} numbers; expected {self.workers}, one for each worker.")
         for worker, number in enumerate(numbers):
@@ -160,7 +175,7 @@ class Network(Problem):
         for name, metric in self._metrics.items():
             if not isinstance(name, str) or not callable(metric):
                 raise BadInput(
-                    f"metrics has {name!r}: {metric!r}; expected a name and a function of the module and a batch."
+                    f"metrics has {shown(name)}: {shown(metric)}; expected a name and a function of the module and a batch."
                 )
 
     def shards(self) -> list[Shard]:
@@ -574,6 +589,11 @@ def _loss_of(output: Any) -> Any:
 
 def _number(name: str, value: Any) -> float:
     try:
+        if isinstance(value, (str, bytes, bytearray)):
+            raise TypeError("a text is none")
         return float(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise BadInput(f"metric {name!r} gave {value!r}; expected one number, the mean over the batch ({error}).") from None
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        said = shortened(str(error))
+        raise BadInput(
+            f"metric {name!r} gave {shown(value)}; expected one number, the mean over the batch ({said})."
+        ) from None

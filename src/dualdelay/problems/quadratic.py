@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -13,14 +13,15 @@ from torch import Tensor
 
 from ..core import Problem, Samples
 from ..draws import Draws
-from ..errors import BadInput
+from ..errors import BadInput, plain_number, require_zero_or_more, shown
 
 
 def _tensor(name: str, values: Any) -> Tensor:
     try:
         tensor = torch.as_tensor(values, dtype=torch.float64).clone()
-    except (TypeError, ValueError) as error:
-        raise BadInput(f"{name} cannot be read as numbers of one shape ({error}).") from None
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        said = (str(error) or type(error).__name__).splitlines()[0]
+        raise BadInput(f"{name} cannot be read as numbers of one shape ({said}).") from None
     if not bool(torch.isfinite(tensor).all()):
         raise BadInput(f"{name} holds a number that is not finite.")
     return tensor
@@ -39,12 +40,13 @@ class Quadratic(Problem):
     def __init__(
         self, centers: Any, curvatures: Any = None, noise: float = 0.0, start: Any = None, seed: int | None = None
     ) -> None:
+        noise, seed, curvatures = map(plain_number, (noise, seed, curvatures))
         self._b = _tensor("centers", centers)  # (n, d)
         if self._b.ndim != 2 or self._b.numel() == 0:
             raise BadInput(f"centers has shape {tuple(self._b.shape)}; expected one row of numbers for each worker.")
         n, d = self._b.shape
-        if isinstance(curvatures, (int, float)):
-            raise BadInput(f"curvatures is {curvatures}; expected {n} entries, one for each row of centers.")
+        if curvatures is not None and (isinstance(curvatures, (str, bytes)) or not isinstance(curvatures, Iterable)):
+            raise BadInput(f"curvatures is {shown(curvatures)}; expected {n} entries, one for each row of centers.")
         curvatures = [1.0] * n if curvatures is None else list(curvatures)
         self.scalar = all(isinstance(a, (int, float)) or getattr(a, "ndim", 1) == 0 for a in curvatures)
         if not self.scalar:  # a number among matrices is that many times the identity
@@ -56,8 +58,7 @@ class Quadratic(Problem):
         if len(curvatures) != n:
             raise BadInput(f"curvatures has {len(curvatures)} entries; expected {n}, one for each row of centers.")
         self._a = _tensor("curvatures", curvatures) if self.scalar else torch.stack(curvatures)  # (n) or (n, d, d)
-        if not (math.isfinite(noise) and noise >= 0):
-            raise BadInput(f"noise is {noise}; expected a finite standard deviation, zero or more.")
+        require_zero_or_more("noise", noise, "a finite standard deviation")
         self._x = torch.zeros(d, dtype=torch.float64) if start is None else _tensor("start", start)
         if self._x.shape != (d,):
             raise BadInput(f"start has shape {tuple(self._x.shape)}; expected {d} numbers.")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..draws import Draws
-from ..errors import BadInput, require_whole
+from ..errors import BadInput, plain_number, require_several, require_workers, shown
 from .data import Collate, Shard
 from .generators import seeded
 
@@ -36,6 +36,7 @@ class Shards:
 
     def __init__(self, given: Any, workers: int | None, collate: Collate | None = None, name: str = "shards") -> None:
         self.function = given if _is_function(given) else None
+        workers = plain_number(workers)
         self.device: str | None = None  # where they are put; None: they stay where they are
         self.kept: dict[int, Shard] = {}
         self._collate, self._name = collate, name
@@ -43,15 +44,18 @@ class Shards:
         if self.function is not None:
             if workers is None:
                 raise BadInput("shards is a function; say with workers= for how many workers it builds data.")
-            require_whole("workers", workers, 1)
+            require_workers("workers", workers)
             self.workers = workers
             return
+        if not hasattr(given, "__len__"):
+            require_several(name, given, "each worker's data")
+            given = list(given)
         self.workers = len(given)
         if self.workers == 0:
             raise BadInput(f"{name} is empty; expected the data of at least one worker.")
         if workers not in (None, self.workers):
             hint = "; leave workers= out" if name == "shards" else ""
-            raise BadInput(f"workers is {workers!r}, but {name} holds the data of {self.workers}{hint}.")
+            raise BadInput(f"workers is {shown(workers)}, but {name} holds the data of {self.workers}{hint}.")
         self.kept = {
             worker: Shard(data, f"{name}[{worker}]", collate)
             for worker, data in enumerate(given)

@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 
 from ..draws import Draws, Integers
-from ..errors import BadInput, require_one_of, require_positive, require_whole
+from ..errors import (
+    BadInput,
+    require_one_of,
+    require_positive,
+    require_several,
+    require_whole,
+    require_workers,
+    shown,
+)
 
 _TRIES = 1000
 
@@ -21,10 +29,13 @@ def dirichlet(
     The rule can leave a worker with no sample. ``empty`` says what then happens: "resample" the whole split until everyone
     has ``minimum``, "drop" the workers without any, or raise an "error".
     """
-    require_whole("workers", workers, 1)
+    require_workers("workers", workers)
     require_positive("alpha", alpha)
     require_one_of("empty", empty, ("resample", "drop", "error"))
+    require_whole("minimum", minimum, 0)
     labels = np.asarray(labels)
+    if workers > len(labels):
+        raise BadInput(f"{len(labels)} samples cannot be split over {workers} workers; expected one for each. Use fewer.")
     smallest = []
     for attempt in range(_TRIES if empty == "resample" else 1):
         split = deal(labels, workers, alpha, seed, attempt)
@@ -51,8 +62,12 @@ def deal(labels: Any, workers: int, alpha: float, seed: int, attempt: int = 0) -
     owner = np.empty(len(labels), dtype=np.int64)
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
-        owner[members] = rng.choice(workers, size=len(members), p=rng.dirichlet(np.full(workers, alpha)))
-    return [np.flatnonzero(owner == worker) for worker in range(workers)]
+        try:
+            owner[members] = rng.choice(workers, size=len(members), p=rng.dirichlet(np.full(workers, alpha)))
+        except ValueError:  # the chances are no numbers any more
+            raise BadInput(f"alpha is {alpha}, too far from 1 to draw with; expected about 0.001 to 1000.") from None
+    rows = np.argsort(owner, kind="stable").astype(np.int64)
+    return np.split(rows, np.cumsum(np.bincount(owner, minlength=workers))[:-1])
 
 
 def iid(labels: Any, workers: int, seed: int = 0) -> list[Integers]:
@@ -76,7 +91,11 @@ def split_samples(
         if split == "dirichlet":
             return dirichlet(labels, workers, alpha, seed, empty=empty, minimum=minimum)
         return iid(labels, workers, seed) if split == "iid" else by_label(labels, workers)
-    rows = [np.asarray(part, dtype=np.int64) for part in split]
+    require_several("split", split, "lists of sample numbers")
+    try:
+        rows = [np.asarray(part).astype(np.int64, casting="same_kind" if len(part) else "unsafe") for part in split]
+    except (TypeError, ValueError, OverflowError):
+        raise BadInput(f"split is {shown(split)}; expected a list of sample numbers for each worker.") from None
     if len(rows) != workers:
         raise BadInput(f"split has {len(rows)} lists; expected {workers}, one for each worker.")
     for worker, part in enumerate(rows):

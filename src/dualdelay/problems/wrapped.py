@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ..core import Problem, Samples
-from ..errors import BadInput
+from ..errors import BadInput, shown
 
 
 class Wrapped(Problem):
@@ -17,7 +17,9 @@ class Wrapped(Problem):
 
     def __init__(self, problem: Problem) -> None:
         if not isinstance(problem, Problem):
-            raise BadInput(f"problem is {problem!r}; expected a problem, on the shell with brackets, such as digits[].")
+            raise BadInput(
+                f"problem is {shown(problem)}; expected a problem, on the shell with brackets, such as digits[]."
+            )
         self.problem = problem
         self.workers, self.seed, self.own_seed = problem.workers, problem.seed, problem.own_seed
         self.measures, self.columns, self.measures_accuracy = problem.measures, problem.columns, problem.measures_accuracy

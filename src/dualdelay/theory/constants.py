@@ -11,11 +11,13 @@ from torch import Tensor
 
 from ..core import Problem
 from ..devices import using_threads
-from ..errors import BadInput, require_kind, require_whole
+from ..errors import BadInput, plain_number, require_kind, require_threads, require_whole
 from ..problems import Quadratic
 from .curvature import smoothness
 from .gaps import gap
 from .survey import UNKNOWN, Estimate, Survey
+
+_MOST = 1_000_000  # minibatches of which a variance is taken
 
 
 @dataclass(frozen=True)
@@ -64,13 +66,15 @@ def constants(
     smoothness by a few of them. Of problems with local steps the single gradients are measured. What cannot be measured
     is nan, and ``notes`` say why. Torch uses ``threads`` threads, None: its own number, as in ``dd.simulate``.
     """
+    draws, seed, iterations, samples = map(plain_number, (draws, seed, iterations, samples))
     require_kind("problem", problem, Problem, "dd.Digits(workers=10)")
     require_whole("draws", draws, 4)
     require_whole("seed", seed, 0)
+    require_whole("draws", draws, 4, _MOST)
     require_whole("iterations", iterations, 1)
     if samples is not None:
         require_whole("samples", samples, 1)
-    require_whole("threads", threads := torch.get_num_threads() if threads is None else threads, 1)
+    require_threads("threads", threads := torch.get_num_threads() if threads is None else threads)
     survey = Survey(problem, draws, 2**30 + seed * draws)  # far beyond the minibatches of any run
     with using_threads(threads):
         return _measured(survey, problem, x, iterations, seed, samples)

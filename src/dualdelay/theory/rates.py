@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..errors import BadInput, require_positive, require_whole
+from ..errors import BadInput, is_finite, require_positive, require_whole, shown
 
 
 def rates(
@@ -108,8 +108,8 @@ def times(*, smoothness: float, gap: float, variance: float, target: float, seco
 
 
 def _require_number(name: str, value: float, low: float) -> None:
-    if not isinstance(value, (int, float)) or not math.isfinite(value) or value < low:
-        raise BadInput(f"{name} is {value!r}; expected a finite number, {low:g} or more.")
+    if not is_finite(value) or value < low:
+        raise BadInput(f"{name} is {shown(value)}; expected a finite number, {low:g} or more.")
 
 
 def _each(name: str, values: Sequence[float], workers: int, low: float) -> list[float]:

@@ -160,6 +160,8 @@ def _staleness(trace: Trace, workers: int, wait_for: int, notes: tuple[str, ...]
     made = _moments(trace, last)  # when each version was made
     begins = made[1] if last > 1 else 0.0
     later, span = trace.time > begins, float(made[last] - begins)
+    if not span > 0:
+        raise BadInput("the workers' jobs take no time, so there are no rates; expected seconds above zero.")
     until = np.maximum(made[np.minimum(used, last)], begins)
     waits = np.maximum(until - np.maximum(trace.time, begins), 0.0)  # from an arrival to the update that sends a new job
     idle = np.bincount(trace.worker, waits, workers) / span

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 
-from ..errors import BadInput, require_positive, require_whole
+from ..errors import BadInput, is_finite, require_positive, require_whole, require_zero_or_more, shown
 
 
 def step_size(smoothness: float, gap: float, variance: float, delay: float, workers: int, updates: int) -> float:
@@ -94,14 +94,13 @@ def bound(
 
 
 def _require_delay(delay: float) -> None:
-    if not isinstance(delay, (int, float)) or not math.isfinite(delay) or delay < 1:
-        raise BadInput(f"delay is {delay!r}; expected the largest model delay, 1 or more (run.delays.tau_max).")
+    if not is_finite(delay) or delay < 1:
+        raise BadInput(f"delay is {shown(delay)}; expected the largest model delay, 1 or more (run.delays.tau_max).")
 
 
 def _checked(smoothness: float, gap: float, variance: float, delay: float, workers: int) -> float:
     """The largest step size, if the constants can be constants."""
     require_positive("gap", gap)
-    if not isinstance(variance, (int, float)) or not math.isfinite(variance) or variance < 0:
-        raise BadInput(f"variance is {variance!r}; expected a finite number, zero or more.")
+    require_zero_or_more("variance", variance)
     require_whole("workers", workers, 1)
     return largest_step(smoothness, delay)
