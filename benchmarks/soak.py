@@ -1,11 +1,14 @@
-"""A long run in bad weather: workers killed, leaving and joining, messages lost, repeated and late, the server stopped.
+"""A long run in bad weather: workers killed, frozen, leaving and joining, messages lost, repeated and late, a disk that is
+slow, the server paused and stopped.
 
     python benchmarks/soak.py --minutes 30 --seed 0 --out soak.txt --folder soak-run
 
 Six workers train DuDe on the digits, each keeping its own last gradient. A thread kills one of their processes every 3 to
-10 seconds with SIGKILL, and now and then asks one to leave and later to join; 2 % of the messages are lost, 2 % come twice
-and 5 % up to a second late. Every five minutes the run ends, is audited and resumed from its folder under a new Ray; with
-``--folder`` a soak that was stopped goes on. At the end the whole run is replayed in one process to the same bits, and a
+10 seconds with SIGKILL, freezes one every 15 to 40 seconds with SIGSTOP for up to 12, while the deadline of a job is 8, and
+now and then asks one to leave and later to join; 2 % of the messages are lost, 2 % come twice and 5 % up to a second late.
+Every 60 to 120 seconds the server is stopped by SIGSTOP for 3 to 15 seconds; one sync of a file in ten takes up to two.
+Every five minutes the run ends, is audited and resumed from its folder under a new Ray; with ``--folder`` a soak that was
+stopped or killed goes on. At the end the whole run is replayed in one process to the same bits, and a
 calm simulation makes as many updates. Linux only: whom to kill is read in /proc. The seed names the faults, not the order
 in which real processes meet them.
 """
@@ -20,6 +23,7 @@ import math
 import os
 import random
 import signal
+import subprocess
 import tempfile
 import threading
 import time
@@ -31,7 +35,8 @@ import dualdelay as dd
 
 WORKERS, LR = 6, 0.05
 LOST, REPEATED, LATE, LATEST = 0.02, 0.02, 0.05, 1.0
-SEGMENT, QUIET = 300.0, 10.0  # seconds; nobody is killed at the end of a segment, so that all can be audited
+DEADLINE = 8.0  # seconds
+SEGMENT, QUIET = 300.0, 15.0  # seconds; nobody is killed at the end of a segment, so that all can be audited
 
 
 class Weather:
@@ -58,33 +63,71 @@ class Weather:
         return [(0.0, message)]
 
     def rage(self, fleet: dd.RayFleet, over: threading.Event, seconds: float) -> None:
-        """Kill workers, and have them leave and join, for so long once they are there, or until told that it is over."""
-        moments, away = self._moments, {}
+        """Harm workers and the server, for so long once they are there, or until told that it is over."""
+        moments, away, frozen = self._moments, dict[int, float](), dict[int, tuple[int, float]]()
         while len(fleet.places) < WORKERS and not over.wait(0.05):
             pass
         now = time.monotonic()
         until = now + seconds
         kill, leave = now + moments.uniform(3, 10), now + moments.uniform(10, 30)
+        freeze, pause = now + moments.uniform(15, 40), now + moments.uniform(60, 120)
         while not over.wait(0.05):
             now = time.monotonic()
             if now >= until:
-                kill = leave = math.inf
+                kill = leave = freeze = pause = math.inf
             if now >= kill:
                 kill = now + moments.uniform(3, 10)
                 worker = moments.randrange(WORKERS)
-                _, pid = fleet.places.get(worker, ("", -1))
-                if worker not in away and _is_ours(pid):
-                    os.kill(pid, signal.SIGKILL)
+                if worker not in away and self._signal(fleet, worker, signal.SIGKILL):
                     self.counts["kills"] += 1
+            if now >= freeze:
+                freeze = now + moments.uniform(15, 40)
+                worker = moments.randrange(WORKERS)
+                pid = self._signal(fleet, worker, signal.SIGSTOP) if worker not in frozen else 0
+                if pid:
+                    self.counts["freezes"] += 1
+                    frozen[worker] = pid, now + moments.uniform(1, 12)
             if now >= leave:
                 leave = now + moments.uniform(10, 30)
                 worker = moments.randrange(WORKERS)
                 if len(away) < WORKERS // 2 and worker not in away:
                     away[worker] = now + moments.uniform(4, 15)
                     fleet.leave(worker)
+            if now >= pause:
+                pause = now + moments.uniform(60, 120)
+                self.counts["pauses"] += 1
+                stop = f"kill -STOP {os.getpid()}; sleep {moments.uniform(3, 15):.1f}; kill -CONT {os.getpid()}"
+                subprocess.Popen(["sh", "-c", stop]).wait()
+            for worker, (pid, end) in list(frozen.items()):
+                if end <= time.monotonic() or until <= now:
+                    del frozen[worker]
+                    if _is_ours(pid):
+                        os.kill(pid, signal.SIGCONT)
+                    if worker not in away:
+                        fleet.join(worker)  # if it was frozen for too long
             for worker in [worker for worker, back in away.items() if back <= now]:
                 del away[worker]
                 fleet.join(worker)
+
+    def _signal(self, fleet: dd.RayFleet, worker: int, number: signal.Signals) -> int:
+        """Send a worker's process a signal; returns its number, or zero if it is not there."""
+        _, pid = fleet.places.get(worker, ("", -1))
+        if not _is_ours(pid):
+            return 0
+        os.kill(pid, number)
+        return pid
+
+    def slow_disk(self) -> None:
+        """From now on a sync of a file takes longer now and then."""
+        sync, moments = os.fsync, random.Random("disk")
+
+        def slowly(descriptor: int) -> None:
+            if moments.random() < 0.1:
+                self.counts["slow syncs"] += 1
+                time.sleep(moments.uniform(0.0, 2.0))
+            sync(descriptor)
+
+        os.fsync = slowly
 
 
 def _is_ours(pid: int) -> bool:
@@ -102,10 +145,11 @@ def _is_ours(pid: int) -> bool:
 def storm(folder: Path, minutes: float, seed: int) -> tuple[dd.Run, Weather, list[float | None]]:
     """Train in bad weather, a segment at a time; returns the last run and the audit after each segment."""
     weather, audits, done = Weather(seed), [], 0.0
+    weather.slow_disk()
     if folder.exists():
         done = dd.resume(folder).time  # what an earlier soak has come to, finished or killed
     while done < minutes * 60:
-        fleet = dd.RayFleet(restarts=10**6, resend=0.5, faults=weather.faults)
+        fleet = dd.RayFleet(restarts=10**6, resend=0.5, deadline=DEADLINE, faults=weather.faults)
         over = threading.Event()
         limit = min(done + SEGMENT, minutes * 60)
         thread = threading.Thread(target=weather.rage, args=(fleet, over, limit - done - QUIET), daemon=True)
@@ -162,7 +206,13 @@ def main() -> None:
     line("minutes", f"{run.time / 60:.1f}")
     line("updates", run.version, calm.version)
     line("arrivals", len(run.trace), len(calm.trace))
-    line("processes killed", counts["kills"])
+    for name, kind in (
+        ("processes killed", "kills"),
+        ("processes frozen", "freezes"),
+        ("server paused", "pauses"),
+        ("slow syncs of a file", "slow syncs"),
+    ):
+        line(name, counts[kind])
     for name, kind in (
         ("crashes seen", "crashed"),
         ("memories restored", "restored"),

@@ -3,6 +3,7 @@
 import ipaddress
 import os
 import pathlib
+import re
 
 import pytest
 
@@ -127,3 +128,11 @@ def listening(pids):
                 data = bytes.fromhex(raw)
                 address = ipaddress.ip_address(b"".join(data[i : i + 4][::-1] for i in range(0, len(data), 4)))
                 yield kind, getattr(address, "ipv4_mapped", None) or address, int(port, 16)
+
+
+def test_every_test_that_the_security_page_names_is_there():
+    page = pathlib.Path(__file__).parents[1] / "docs" / "security.md"
+    named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", page.read_text())
+    assert len(named) > 25
+    for file, name in named:
+        assert f"\ndef {name}(" in (pathlib.Path(__file__).parent / file).read_text(), (file, name)

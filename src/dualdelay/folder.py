@@ -272,6 +272,8 @@ class Folder:
             if moment is not None and _moment(path) > moment:
                 continue
             content = read_checkpoint(path)
+            if content is None and not path.exists():  # the run goes on meanwhile and has removed it
+                continue
             if content is None or content.get("run") != self.key:
                 problems.append(f"checkpoint {path.name} is {'damaged' if content is None else 'that of another run'}")
                 continue
