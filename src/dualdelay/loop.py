@@ -66,7 +66,8 @@ class Loop:
         self._still = 0  # arrivals and wakes since the last update
         self._owed: float | None = None  # the time of an evaluation that is due and was not made
         made_here = type(algorithm).__module__.partition(".")[0] == __package__
-        self._careful = not made_here or (optimizer is not None and optimizer.own)  # a user's own step may fail half way
+        own = not made_here or (optimizer is not None and optimizer.own)
+        self._before = Before(self.state) if own else None  # a user's own step may fail half way
         self.whole = True  # whether nothing is half done, so that all of it can be saved
 
     @property
@@ -171,12 +172,13 @@ class Loop:
         self.fleet.carry_out(orders, s.version, s.weights if self.fleet.copies else s.x)
 
     def _step(self, a: Arrival) -> Orders:
-        before = Before(self.state) if self._careful else None
+        if self._before is not None:
+            self._before.remember()
         self.whole = False
         try:
             orders = self._decided(lambda: self.algorithm.step(self.state, a), "step")
         except BaseException:
-            self.whole = before is not None and before.put_back()
+            self.whole = self._before is not None and self._before.put_back()
             raise
         self.whole = True
         return orders

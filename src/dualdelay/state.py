@@ -119,24 +119,33 @@ class Before:
     """A state before a step that may fail half way, so that it can be put back as it was."""
 
     def __init__(self, state: State) -> None:
-        """Copy what a step may write into; of lists and dicts the entries are kept, which a step should replace."""
         self._state = state
-        self._optimizer = None if state.optimizer is None else copy.deepcopy(state.optimizer.save())
-        self._fields = {f.name: self._copied(getattr(state, f.name)) for f in fields(state) if f.name != "optimizer"}
-        entries = [
-            entry
-            for value in self._fields.values()
-            if isinstance(value, (list, dict)) and len(value) <= _MOST
-            for entry in (value if isinstance(value, list) else value.values())
-            if isinstance(entry, Tensor)
-        ]
-        self._entries = [(entry, entry._version) for entry in entries]
-        self._all = all(len(value) <= _MOST for value in self._fields.values() if isinstance(value, (list, dict)))
+        self._fields: dict[str, Any] = {}
+        self._optimizer: dict[str, Any] | None = None
+        self._entries: list[tuple[Tensor, int]] = []  # tensors of lists and dicts, and how often they were written into
+        self._all = True  # whether those are all
 
-    @staticmethod
-    def _copied(value: Any) -> Any:
+    def remember(self) -> None:
+        """Copy what a step may write into; of lists and dicts the entries are kept, which a step should replace."""
+        state, optimizer = self._state, self._state.optimizer
+        self._fields = {
+            f.name: self._copied(f.name, getattr(state, f.name)) for f in fields(state) if f.name != "optimizer"
+        }
+        self._optimizer = None if optimizer is None else copy.deepcopy(optimizer.save())
+        several = [value for value in self._fields.values() if isinstance(value, (list, dict))]
+        self._all = all(len(value) <= _MOST for value in several)
+        entries = (entry for value in several for entry in (value if isinstance(value, list) else value.values()))
+        self._entries = [(entry, entry._version) for entry in entries if isinstance(entry, Tensor)] if self._all else []
+
+    def _copied(self, name: str, value: Any) -> Any:
         if isinstance(value, Tensor):
-            return value.clone()
+            old = self._fields.get(name)  # new memory would cost more than the copy
+            fits = isinstance(old, Tensor) and (old.shape, old.dtype, old.device) == (
+                value.shape,
+                value.dtype,
+                value.device,
+            )
+            return old.copy_(value) if fits and isinstance(old, Tensor) else value.clone()
         return copy.copy(value) if isinstance(value, (list, dict, set)) else value
 
     def put_back(self) -> bool:
@@ -145,6 +154,7 @@ class Before:
             setattr(self._state, name, value)
         if self._state.optimizer is not None and self._optimizer is not None:
             self._state.optimizer.load(self._optimizer)
+        self._fields = {}
         return self._all and all(entry._version == version for entry, version in self._entries)
 
 
