@@ -246,11 +246,16 @@ except dd.Interrupted as interrupted:
 """
 
 
-def test_sigterm_saves_a_run_as_ctrl_c_does(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    process = subprocess.Popen([sys.executable, "-c", ENDLESS, str(folder)], stdout=subprocess.PIPE, text=True)
+def minding_its_terminal() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_sigterm_and_a_lost_terminal_save_a_run_as_ctrl_c_does(number: signal.Signals, tmp_path: Path) -> None:
+    folder, command = tmp_path / "run", [sys.executable, "-c", ENDLESS, str(tmp_path / "run")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=minding_its_terminal)
     assert process.stdout is not None and process.stdout.readline() == "going\n"
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     said = process.communicate(timeout=60)[0]
     assert process.returncode == 130 and "dd.resume goes on" in said
     loaded = dd.load(folder)

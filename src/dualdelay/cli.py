@@ -242,7 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="dualdelay", description=_ABOUT, args=arguments)
     except DualDelayError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {' '.join([str(error), *getattr(error, '__notes__', ())])}", file=sys.stderr)
         _leave(arguments, 2 if isinstance(error, BadInput) else 1, "" if isinstance(error, Partly) else str(error))
     except KeyboardInterrupt as interrupt:
         print(f"interrupted{f': {interrupt}' if str(interrupt) else ''}", file=sys.stderr)

@@ -34,21 +34,25 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def interruptible(active: bool) -> Iterator[list[bool]]:
-    """While this lasts, Ctrl-C and SIGTERM set the flag instead of breaking into a step; a second one breaks in."""
+    """While this lasts, Ctrl-C, SIGTERM and a lost terminal set the flag and break into no step; a second one does.
+
+    Where a lost terminal was to be ignored (``nohup``) it still is.
+    """
     asked = [False]
     before: dict[signal.Signals, Any] = {}
 
     def ask(number: int, *_: object) -> None:
         asked[0] = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        if number == signal.SIGTERM:
-            signal.signal(signal.SIGTERM, before[signal.SIGTERM])
+        if number != signal.SIGINT:
+            signal.signal(number, before[signal.Signals(number)])
 
     if not active or threading.current_thread() is not threading.main_thread():
         yield asked
         return
-    for number in (signal.SIGINT, signal.SIGTERM):
-        before[number] = signal.signal(number, ask)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) == signal.SIG_DFL:
+            before[number] = signal.signal(number, ask)
     try:
         yield asked
     finally:
@@ -176,7 +180,10 @@ class Driver:
                 raise
             except RunFailed as error:
                 said = self._saved_at_last(str(error))
-                if not (loop.fleet.real and said):
+                if not said:
+                    raise
+                if not loop.fleet.real:
+                    error.add_note(said)
                     raise
                 raise RunFailed(f"{error} {said}") from error
             except (Exception, SystemExit, KeyboardInterrupt) as error:

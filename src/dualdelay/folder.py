@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from . import locks
-from .errors import BadInput, NotSaved
+from .errors import BadInput, NotSaved, require_path
 from .files import (
     Damaged,
     decode,
@@ -104,6 +104,7 @@ class Folder:
     """A run's place on disk; as a context, one that nobody else writes to while it lasts."""
 
     def __init__(self, path: Path, lock: Lock | None = None) -> None:
+        require_path("folder", path)
         self.path = path
         self._lock = lock
         self._events = 0  # those that are in the parts of the trace
@@ -133,12 +134,11 @@ class Folder:
     @staticmethod
     def require_new(path: Path) -> None:
         """Refuse a folder that exists, or that cannot be."""
-        if "\0" in str(path):
-            raise BadInput(f"folder is {str(path)!r}; expected a name without a zero byte.")
+        require_path("folder", path)
         try:
             there = path.exists() or path.is_symlink()
         except OSError as error:
-            raise BadInput(f"could not create {str(path)!r:.200} ({error.strerror}); choose another.") from None
+            raise BadInput(f"could not create {path} ({error.strerror}); choose another.") from None
         if there:
             known = (path / "config.json").exists()
             way_on = f", or go on with: dualdelay resume {path}" if known else "."

@@ -76,7 +76,8 @@ class Network(Problem):
     replacement: whether a minibatch is drawn with replacement, as in the paper.
     weights: how workers count in F: "equal", as in the paper; by their number of "samples"; or a list of numbers.
     stochastic: seed the global generators of torch, numpy and Python by the job's name around each gradient, for dropout
-        or random augmentation.
+        or random augmentation. Runs in several threads take turns with them; they are the process's, so while such a run
+        computes in one thread, code of your own in another should not draw from them.
     full_gradient: whether evaluation computes the norm of the full gradient, at the price of a backward pass over all data.
     evaluation_batch: samples in one call of an evaluation; None: 1,024, or 16,384 on a GPU. A metric that is no mean over
         batches, such as an AUC, needs so many that all held-out data are in one.
