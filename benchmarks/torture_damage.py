@@ -244,7 +244,7 @@ class Damage(Attack):
             chance.choice([*BYTES, *BYTES, "reword", "reword", "lose", "swap", "another"]),
         )
         if kind == "reword":
-            with contextlib.suppress(ValueError, pa.ArrowException, SafetensorError, KeyError):  # it was damaged before
+            with contextlib.suppress(OSError, ValueError, pa.ArrowException, SafetensorError, KeyError):  # damaged before
                 reworded(path, chance)
         elif kind == "lose":
             path.unlink()

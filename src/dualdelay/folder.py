@@ -46,7 +46,7 @@ from .files import (
 )
 from .locks import Lock
 from .result import Names, Run
-from .trace import ARRIVAL_COLUMNS, Course, Recorder, Table, Trace
+from .trace import ARRIVAL_COLUMNS, Course, Recorder, Table, Trace, is_trace
 
 FORMAT = 2  # of a folder; another one is refused
 _FIXED = "fixed: "  # before the names of tensors that no training moves
@@ -426,6 +426,8 @@ class Folder:
         """The trace of a finished run."""
         columns, about = load_record(self.path / "trace.parquet", self.key, ARRIVAL_COLUMNS, doubts=doubts)
         self._require_listed("trace.parquet", about["digest"], doubts)
+        if not is_trace(columns, about.get("events")):
+            raise Damaged(f"{self.path / 'trace.parquet'} is damaged: it is no trace")
         return Trace(columns, about["events"])
 
     def _require_listed(self, name: str, digest: str, doubts: list[str] | None = None) -> None:

@@ -114,6 +114,11 @@ class Measured(NamedTuple):
 Notice = Reply | Ready | Died | Measured
 
 
+def last_line(text: str) -> str:
+    """The last line of a traceback, which says what it was."""
+    return [*text.strip().splitlines()[-1:], "nothing"][0]
+
+
 def why_dead(error: str) -> tuple[str, bool]:
     """Why an actor is dead, from Ray's explanation, and whether the next would die of the same."""
     lines = re.sub(r"\x1b\[\d+m", "", error).strip().splitlines()

@@ -376,6 +376,10 @@ def replay(
             if doubts:
                 raise Damaged(f"{doubts[0]}, although what was replayed agrees with it.")
             return run
+        except (LookupError, ValueError, TypeError, AttributeError) as error:
+            if doubts and not isinstance(error, BadInput):  # a record that makes no sense at all
+                raise Damaged(doubts[0]) from error
+            raise
         finally:
             fleet.close()
 

@@ -11,7 +11,7 @@ from .clocks import Due
 from .desk import Desk, Look, Looks, Piece
 from .environment import changes, environment
 from .fleet import Model
-from .messages import Died, Notice, Ready, Reply, Request, asked, checked, is_part
+from .messages import Died, Notice, Ready, Reply, Request, asked, checked, is_part, last_line
 from .post import Post
 from .ray_fleet import RayFleet
 
@@ -160,7 +160,7 @@ class Staff:
             self._fleet.places[worker] = (notice.node, notice.pid)
             desk.samples = notice.samples if isinstance(notice.samples, int) else None
             if isinstance(notice.samples, str):
-                self.crashed(worker, f"its data cannot be counted: {notice.samples.strip().splitlines()[-1]}", final=True)
+                self.crashed(worker, f"its data cannot be counted: {last_line(notice.samples)}", final=True)
                 return
             moved = changes(self._environment, notice.environment)
             if moved and moved != desk.machine:
@@ -181,7 +181,7 @@ class Staff:
             if not is_part(notice.part):
                 said = notice.part if isinstance(notice.part, str) else f"it sent {notice.part!r:.100} for an evaluation"
                 log.warning("worker %d could not evaluate: %s", worker, said)
-                self.looks.fail(notice.evaluation, worker, [*said.strip().splitlines(), ""][-1])
+                self.looks.fail(notice.evaluation, worker, last_line(said))
             elif isinstance(notice.part, dict):
                 desk.last = notice.part.get("seconds", 0.0)
                 desk.spent += desk.last
@@ -211,10 +211,10 @@ class Staff:
         self.push("failed", worker, draw, reply.seconds, reply.error)
         tried = [other for other in self.desks if other.at_work or other.failures]
         if not self.heard and len(tried) > 1 and all(other.failures for other in tried):
-            last = reply.error.strip().splitlines()[-1]
+            last = last_line(reply.error)
             self.short = f"nobody could compute a first gradient; worker {worker} says: {last}"
         if desk.failures > self._fleet.retries:
-            self.give_up(worker, f"{desk.failures} exceptions in a row, the last: {reply.error.strip().splitlines()[-1]}")
+            self.give_up(worker, f"{desk.failures} exceptions in a row, the last: {last_line(reply.error)}")
 
     def crashed(self, worker: int, text: str, *, final: bool = False) -> None:
         """A worker's process is gone; the next one goes on with the job it had."""

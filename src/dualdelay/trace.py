@@ -76,6 +76,13 @@ class Trace(Table):
         self.events = events
 
 
+def is_trace(columns: Mapping[str, Column], events: object) -> bool:
+    """Whether columns and events have the kinds of values that a trace has."""
+    if any(columns[name].dtype != _KINDS[name] for name in ARRIVAL_COLUMNS) or not isinstance(events, list):
+        return False
+    return all(isinstance(event, dict) and event.keys() == set(_EVENTS) for event in events)
+
+
 class Course:
     """A digest of a trace so far, so that what was saved of a run is not taken for that of another."""
 
