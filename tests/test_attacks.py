@@ -137,6 +137,25 @@ def test_on_a_file_system_without_locks_there_is_a_clear_refusal(tmp_path: Path,
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 
+ELSEWHERE = """
+import sys
+sys.modules["fcntl"] = None
+import dualdelay as dd
+problem, speeds = dd.Quadratic([[0.0], [1.0]]), dd.FixedSpeeds([1.0, 2.0])
+assert dd.simulate(dd.DuDe(0.1), problem, speeds, updates=5).version == 5
+try:
+    dd.simulate(dd.DuDe(0.1), problem, speeds, updates=5, folder=sys.argv[1])
+except dd.BadInput as error:
+    print(error)
+"""
+
+
+def test_on_a_system_without_locks_only_folders_are_refused(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", ELSEWHERE, str(tmp_path / "run")]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "needs a system with file locks, Linux or macOS" in said and not list(tmp_path.iterdir())
+
+
 def test_a_lock_that_is_a_link_or_a_folder_is_not_followed(tmp_path: Path) -> None:
     scenario.killed(tmp_path / "run", 9)
     (tmp_path / "run" / "lock").unlink()

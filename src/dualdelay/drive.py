@@ -50,8 +50,9 @@ def interruptible(active: bool) -> Iterator[list[bool]]:
     if not active or threading.current_thread() is not threading.main_thread():
         yield asked
         return
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if number != signal.SIGHUP or signal.getsignal(number) == signal.SIG_DFL:
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number: signal.Signals | None = getattr(signal, name, None)  # Windows has no terminal to lose
+        if number is not None and (name != "SIGHUP" or signal.getsignal(number) == signal.SIG_DFL):
             before[number] = signal.signal(number, ask)
     try:
         yield asked

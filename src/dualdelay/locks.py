@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
-import resource
 import socket
 import time
 from contextlib import suppress
 from pathlib import Path
 
 from .errors import BadInput
+
+try:
+    import fcntl
+    import resource
+except ImportError:  # Windows: what needs no folder works there
+    pass
 
 NAME = "lock"
 _held: set[int] = set()  # descriptors of the locks that this process holds
@@ -24,7 +28,8 @@ def _let_go() -> None:
     _held.clear()
 
 
-os.register_at_fork(after_in_child=_let_go)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
 
 
 class InUse(BadInput):
@@ -36,6 +41,8 @@ class Lock:
 
     def __init__(self, folder: Path) -> None:
         """Lock the folder; if somebody else has, the error names the process."""
+        if "fcntl" not in globals():
+            raise BadInput("a run with a folder needs a system with file locks, Linux or macOS; leave the folder out.")
         self._descriptor = _open(folder / NAME)
         _held.add(self._descriptor)
         try:
