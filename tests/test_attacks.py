@@ -389,7 +389,7 @@ def test_no_flipped_bit_of_a_trace_s_events_passes(tmp_path: Path) -> None:
     path = run.folder / "trace.parquet"
     good = path.read_bytes()
     found = 0
-    for place in range(good.index(b"dualdelay"), len(good)):
+    for place in range(good.index(b"dualdelay"), len(good), 5):
         path.write_bytes(good[:place] + bytes([good[place] ^ (1 << place % 8)]) + good[place + 1 :])
         try:
             again = Folder(run.folder).trace()  # there are bits that nobody reads
@@ -397,7 +397,7 @@ def test_no_flipped_bit_of_a_trace_s_events_passes(tmp_path: Path) -> None:
             assert all(again[name].tobytes() == run.trace[name].tobytes() for name in run.trace)
         except Damaged:
             found += 1
-    assert found > 500
+    assert found > 100
 
 
 @pytest.mark.parametrize("key, value", [("updates", 21), ("ended", "stop"), ("notes", ["fine"]), ("audit", 0.5)])

@@ -19,7 +19,7 @@ from .core import Algorithm, Problem
 from .devices import using_precision, using_threads
 from .drive import Watch, drive, ended_run, require_totals
 from .environment import changes, differences, environment
-from .errors import BadInput, ReplayMismatch, plain_number, require_positive, require_threads
+from .errors import BadInput, ReplayMismatch, plain_number, require_positive, require_threads, require_whole
 from .evaluation import Best, Metric, WorkerRows, metric_rows
 from .files import Damaged, json_digest
 from .folder import Folder, digest_of
@@ -204,10 +204,16 @@ def _result(place: Folder) -> tuple[dict[str, Any] | None, list[str]]:
 
 
 def _runnable(place: Folder) -> dict[str, Any]:
-    """The configuration of a run, with a number of threads that there can be."""
+    """The configuration of a run, with numbers that there can be."""
     config = place.config()
     for name in ("threads", "server_threads"):
         require_threads(name, config[name])
+    ends = ("updates", "time", "evaluate_every", "evaluate_seconds", "checkpoint_every")
+    require_totals(*(config[name] for name in ends))
+    require_whole("keep", config["keep"], 1)
+    require_whole("room", config.get("fleet", {}).get("room", 0), 0)
+    if config["evaluate_samples"] is not None:
+        require_whole("evaluate_samples", config["evaluate_samples"], 1)
     return config
 
 
