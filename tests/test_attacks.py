@@ -186,7 +186,7 @@ def test_of_threads_that_create_one_folder_one_has_it_and_the_others_are_told(tm
             thread.join()
         runs = [one for one in made if isinstance(one, dd.Run)]
         assert len(made) == 3 and len(runs) == 1
-        assert all("exists" in one for one in made if isinstance(one, str))
+        assert all("exists" in one or "in use" in one for one in made if isinstance(one, str))
         assert differences(runs[0], expected) == []
     assert not list(tmp_path.glob(".*"))
 
@@ -475,6 +475,72 @@ def test_no_file_of_another_run_is_taken_for_this_one_s(tmp_path: Path) -> None:
                 place.parent.mkdir(parents=True, exist_ok=True)
                 place.write_bytes(data)
     assert tried > 40
+
+
+@pytest.mark.parametrize("how", ["emptied", "removed"])
+def test_a_finished_run_without_its_checkpoints_is_loaded_and_not_begun_anew(how: str, tmp_path: Path) -> None:
+    run = dd.simulate(dd.DuDe(LR), QUADRATIC, THREE, updates=30, folder=tmp_path / "run", keep_best="objective")
+    before = known(dd.load(run.folder))
+    shutil.rmtree(run.folder / "checkpoints")
+    if how == "emptied":
+        (run.folder / "checkpoints").mkdir()
+    loaded = dd.load(run.folder)
+    assert known(loaded) == before and loaded.version == 30 and "checkpoints of" in loaded.notes[-1]
+    files = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
+    for more in ({}, {"updates": 60}):
+        with pytest.raises(dd.BadInput, match=r"checkpoints of .* are missing.* dd.load gives it"):
+            dd.resume(run.folder, **more)
+    assert {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()} == files
+    assert dd.replay(run.folder).same_bits
+    assert dd.simulate(dd.DuDe(LR), QUADRATIC, THREE, updates=0, start=run.folder).x.equal(run.x)
+
+
+def test_an_unfinished_run_without_its_checkpoints_does_not_start_over_in_silence(tmp_path: Path) -> None:
+    scenario.killed(tmp_path / "run", 18)
+    assert len(list((tmp_path / "run" / "trace").iterdir())) > 1
+    for path in (tmp_path / "run" / "checkpoints").iterdir():
+        path.unlink()
+    for call in (dd.load, dd.resume):
+        with pytest.raises(dd.BadInput, match=r"checkpoints of .* are missing"):
+            call(tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["metrics.parquet", "workers.parquet", "model.safetensors", "best.safetensors"])
+def test_a_file_of_a_finished_run_that_is_gone_is_taken_from_the_checkpoint_and_made_again(
+    name: str, tmp_path: Path
+) -> None:
+    run = dd.simulate(dd.DuDe(LR), QUADRATIC, THREE, updates=30, folder=tmp_path / "run", keep_best="objective")
+    good = (run.folder / name).read_bytes()
+    (run.folder / name).unlink()
+    loaded = dd.load(run.folder)
+    assert loaded.x.equal(run.x) and f"{name}; what the last checkpoint has is taken" in loaded.notes[0]
+    dd.resume(run.folder)
+    assert (run.folder / name).read_bytes() == good
+
+
+def test_a_finished_run_whose_last_checkpoint_is_damaged_is_loaded_as_it_ended(tmp_path: Path) -> None:
+    run = dd.simulate(dd.DuDe(LR), QUADRATIC, THREE, updates=30, folder=tmp_path / "run", checkpoint_every=7)
+    max((run.folder / "checkpoints").iterdir()).write_bytes(b"")
+    loaded = dd.load(run.folder)
+    assert loaded.version == 30 and loaded.x.equal(run.x) and "is damaged" in loaded.notes[-1]
+
+
+def test_a_folder_whose_run_is_under_way_is_not_said_to_be_removable(tmp_path: Path) -> None:
+    scenario.killed(tmp_path / "run", 9)
+    lock = Lock(tmp_path / "run")
+    with pytest.raises(dd.BadInput, match="is in use by process"):
+        scenario.run(folder=tmp_path / "run")
+    lock.release()
+    with pytest.raises(dd.BadInput, match=r"exists; .*dualdelay resume .*dd\.resume\(.*problem=\.\.\.\)"):
+        scenario.run(folder=tmp_path / "run")
+
+
+def test_what_is_given_in_the_wrong_place_is_named(tmp_path: Path) -> None:
+    scenario.killed(tmp_path / "run", 9)
+    with pytest.raises(dd.BadInput, match=r"updates is .*Quadratic"):
+        dd.resume(tmp_path / "run", QUADRATIC)
+    with pytest.raises(dd.BadInput, match=r"problem is .digits.; expected a dd\.Problem"):
+        dd.replay(scenario.run(folder=tmp_path / "finished").folder, "digits")
 
 
 def test_stray_files_in_a_folder_are_nobody_s(tmp_path: Path) -> None:

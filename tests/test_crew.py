@@ -6,7 +6,9 @@ The same with real processes is in test_ray_faults.py.
 
 import heapq
 import itertools
+import os
 import random
+import signal
 from functools import partial
 from types import SimpleNamespace
 
@@ -664,3 +666,31 @@ def test_a_real_run_that_is_lengthened_and_killed_can_be_replayed_later(real, tm
 
 def _interrupt():
     raise KeyboardInterrupt
+
+
+def test_an_interrupt_while_workers_start_says_what_it_means(run, real, tmp_path):
+    problem, folder = dd.Quadratic(TRIO, noise=0.3), tmp_path / "run"
+
+    def interrupted(*who):
+        os.kill(os.getpid(), signal.SIGTERM)  # as Ctrl-C, also while they start
+        return 0.05
+
+    def start_with_that():
+        with pytest.raises(KeyboardInterrupt):
+            run(DUDE(), start=interrupted)  # from now on, too
+
+    handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        start_with_that()
+        with pytest.raises(KeyboardInterrupt, match="still starting; nothing had begun"):
+            dd.train(DUDE(), problem, updates=40, folder=folder, progress=False)
+        assert not folder.exists()
+        real()
+        dd.train(DUDE(), problem, updates=40, folder=folder, progress=False)
+        start_with_that()
+        with pytest.raises(KeyboardInterrupt, match="still starting; the run is as it was saved last"):
+            dd.resume(folder, updates=50, progress=False)
+        real()
+        assert dd.resume(folder, updates=50, progress=False).version == 50
+    finally:
+        signal.signal(signal.SIGTERM, handler)

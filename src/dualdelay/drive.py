@@ -61,6 +61,20 @@ def interruptible(active: bool) -> Iterator[list[bool]]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def starting(says: str) -> Iterator[None]:
+    """While real workers start, SIGTERM interrupts as Ctrl-C does, and either says what that means."""
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler) if main else None
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"real workers were still starting; {says}") from None
+    finally:
+        if main:
+            signal.signal(signal.SIGTERM, before)
+
+
 def require_totals(
     updates: int | None, time: float | None, every: int | None, seconds: float | None, checkpoint: int | None
 ) -> None:

@@ -275,7 +275,8 @@ def load_table(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     except (FileNotFoundError, NotADirectoryError):
         raise BadInput(f"there is no file {path}.") from None
     try:
-        table = pq.read_table(io.BytesIO(data), page_checksum_verification=True)
+        source = pq.ParquetFile(pa.BufferReader(data), pre_buffer=False, page_checksum_verification=True)
+        table = source.read(use_threads=False)  # no thread is left that could outlive the program
         about = dict(json.loads((table.schema.metadata or {}).get(b"dualdelay", b"{}")))
         return {name: table[name].to_numpy() for name in table.column_names}, about
     except (OSError, pa.ArrowException, ValueError, KeyError, TypeError, RecursionError) as error:

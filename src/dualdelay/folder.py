@@ -139,10 +139,24 @@ class Folder:
             there = path.exists() or path.is_symlink()
         except OSError as error:
             raise BadInput(f"could not create {path} ({error.strerror}); choose another.") from None
+        if there and (path / "config.json").exists():
+            with suppress(NotSaved):
+                Folder(path)._require_free()
+            raise BadInput(
+                f"{path} exists; a run has a folder of its own. Choose another, or remove it, or go on with the run in it: "
+                f"dualdelay resume {path}, or with what is your own dd.resume({str(path)!r}, problem=...)."
+            )
         if there:
-            known = (path / "config.json").exists()
-            way_on = f", or go on with: dualdelay resume {path}" if known else "."
-            raise BadInput(f"{path} exists; a run has a folder of its own. Choose another, or remove it{way_on}")
+            raise BadInput(f"{path} exists; a run has a folder of its own. Choose another name.")
+
+    def _require_free(self) -> None:
+        """Say so if a run is under way here."""
+        try:
+            Lock(self.path).release()
+        except locks.InUse:
+            raise
+        except BadInput:  # it cannot be locked, and is refused for another reason
+            return
 
     @classmethod
     def create(cls, path: Path, config: Mapping[str, Any], x: Tensor, fixed: Mapping[str, Tensor]) -> Folder:
@@ -288,6 +302,12 @@ class Folder:
         if problems:
             said = f"no checkpoint of {self.path} can be used: {'; '.join(dict.fromkeys(problems))}. Start the run anew."
             raise Damaged(said + usable)
+        if moment is None and (self.result() is not None or len(self._parts()) > 1):  # there were some
+            raise Damaged(
+                f"the checkpoints of {self.path} are missing, without which its run cannot go on. What a finished run has "
+                "left can still be used: dd.load gives it, and start= begins another run with its weights. Otherwise start "
+                "the run anew."
+            )
         return None
 
     def _history(self, arrivals: int, count: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -406,7 +426,8 @@ class Folder:
         result = self.result()
         if result is None:
             raise BadInput(
-                f"the run in {self.path} is not finished; finish it first: dualdelay resume {self.path}, or dd.resume"
+                f"the run in {self.path} is not finished; finish it first: dualdelay resume {self.path}, or with what is "
+                f"your own dd.resume({str(self.path)!r}, problem=...)"
             )
         return result
 

@@ -17,9 +17,9 @@ from .clocks import RecordedClock
 from .config import rebuild
 from .core import Algorithm, Problem
 from .devices import using_precision, using_threads
-from .drive import Watch, drive, ended_run, require_totals
+from .drive import Watch, drive, ended_run, require_totals, starting
 from .environment import changes, differences, environment
-from .errors import BadInput, ReplayMismatch, plain_number, require_positive, require_threads, require_whole
+from .errors import BadInput, ReplayMismatch, plain_number, require_kind, require_positive, require_threads, require_whole
 from .evaluation import Best, Metric, WorkerRows, metric_rows
 from .files import Damaged, json_digest
 from .folder import Folder, digest_of
@@ -71,6 +71,9 @@ def resume(
     ``fleet``, with the same number of threads.
     """
     place = Folder(Path(folder))
+    updates, time = plain_number(updates), plain_number(time)
+    if updates is not None or time is not None:
+        require_totals(updates, time, None, None, None)
     place.config()  # says so if it is no run's folder, which is not locked then
     with place, ExitStack() as stack:
         config = _runnable(place)
@@ -86,8 +89,6 @@ def resume(
         if cores is not None:
             require_threads("cores", cores)
         if updates is not None or time is not None:
-            updates, time = plain_number(updates), plain_number(time)
-            require_totals(updates, time, None, None, None)
             config |= {"updates": updates, "time": time}
         x = place.start().to(config.get("device", "cpu"))
         mover = optimizer_of(config["optimizer"], optimizer, schedule, config["updates"], method, built, "resume")
@@ -99,8 +100,8 @@ def resume(
             if same and crew is not None:  # nobody needs to be called
                 try:
                     return _as_it_ended(place, config, result, loaded, method, built, x, mover)
-                except Damaged as error:
-                    ended, wrong = "", [*wrong, f"{error}; what the last checkpoint has is taken"]
+                except BadInput as error:
+                    ended, wrong = "", [*wrong, f"{str(error).rstrip('.')}; what the last checkpoint has is taken"]
         for said in wrong:  # what the run says of itself does not change: the files are written again
             _log.warning("%s", said)
         pace: SpeedModel | None = None
@@ -143,7 +144,8 @@ def resume(
                 "another run from it: start=%r",
                 *(content["state"]["version"], stop, str(place.path)),
             )
-        loop.load(content, rows)
+        with starting("the run is as it was saved last") if crew is not None else nullcontext():
+            loop.load(content, rows)
         if not ended:
             place.rewind(content, rows)
             if updates is not None or time is not None:
@@ -219,6 +221,8 @@ def _runnable(place: Folder) -> dict[str, Any]:
 
 def _given(problem: Problem | None) -> AbstractContextManager[Problem | None]:
     """The problem that was given again, for a run of this thread."""
+    if problem is not None:
+        require_kind("problem", problem, Problem, "dd.Digits(workers=10)")
     return nullcontext() if problem is None else borrowed(problem)
 
 
@@ -266,7 +270,12 @@ def load(folder: str | Path) -> Run:
         method = rebuild("algorithm", config["algorithm"])
     except BadInput:  # a user's own
         method = None
-    loaded = place.load()
+    try:
+        loaded = place.load()
+    except Damaged as error:
+        if result is None:
+            raise
+        return _finished(place, config, result, method, None, names, [str(error)])
     if loaded is None:
         x = place.start()
         empty = Table.of([], ("time", "version", "objective"))
@@ -278,11 +287,11 @@ def load(folder: str | Path) -> Run:
     if result is not None and not problems and result.get("moment") != content["moment"]:
         problems.append("the last checkpoint is missing")
     state = _state(content["state"])
-    if result is not None and not problems:
+    if result is not None:
         try:
-            return _finished(place, config, result, method, state, names)
-        except Damaged as error:
-            wrong = [f"{error}; what the last checkpoint has is taken"]
+            return _finished(place, config, result, method, None if problems else state, names, problems)
+        except BadInput as error:
+            wrong = [f"{str(error).rstrip('.')}; what the last checkpoint has is taken"]
     evaluation = content["evaluation"]
     best = None if evaluation["best"] is None else Best(**evaluation["best"])
     best = best if best is not None and best.x is not None else None
@@ -304,13 +313,17 @@ def _finished(
     config: Mapping[str, Any],
     result: Mapping[str, Any],
     method: Algorithm[Any] | None,
-    state: State,
+    state: State | None,
     names: Names,
+    problems: Sequence[str] = (),
 ) -> Run:
-    """A finished run, from the files that it left behind."""
-    metrics, weights = place.table("metrics"), names.flat(place.weights("model"), state.weights)
-    best = _kept_best(place, config, result, metrics, state.weights)
-    time, notes = float(result["time"]), tuple(result["notes"])
+    """A finished run, from the files that it left behind; without its last state, that is made of its model."""
+    metrics, like = place.table("metrics"), place.start() if state is None else state.weights
+    weights = names.flat(place.weights("model"), like)
+    if state is None:
+        state = State(weights=weights, n=0, version=int(result["updates"]))
+    best = _kept_best(place, config, result, metrics, like)
+    time, notes = float(result["time"]), (*result["notes"], *problems)
     return Run(
         *(method, None, state, place.trace(), metrics, time, result["ended"], result["audit"], place.path, notes),
         *(place.table("workers"), best, weights),
@@ -507,8 +520,10 @@ class _Replay:
         elif self._rtol is not None and distance > 0:
             self._notes.append(f"losses agree to {self._worst:.1e} and the final weights to {distance:.1e}, not to the bit")
         elif self._rtol is None and not _same(recorded, made):
+            doubted = [said for said in self._doubts if "model.safetensors" in said]
             raise ReplayMismatch(
-                f"version {loop.state.version} differs: the final weights are not those of model.safetensors. {self._why()}"
+                f"version {loop.state.version} differs: the final weights are not those of model.safetensors. "
+                f"{f'{doubted[0]}.' if doubted else self._why()}"
             )
         if self._best is not None:
             name, value = result["best_metric"], result["best_value"]

@@ -13,7 +13,7 @@ from .config import describe, label
 from .core import Algorithm, Problem
 from .devices import using_threads
 from .draws import Draws
-from .drive import Watch, drive
+from .drive import Watch, drive, starting
 from .environment import environment
 from .errors import BadInput, plain_number, require_kind, require_path, require_several, require_threads
 from .evaluation import Metric
@@ -226,7 +226,8 @@ def train(
             manned(config, algorithm, problem, fleet=fleet, output=output) as crew,
         ):
             loop = make_loop(config, algorithm, problem, crew, x, metrics, stepper)
-            loop.begin()
+            with starting("nothing had begun"):
+                loop.begin()
             log = (*log, *shown["log"])
             if folder is None:
                 return drive(loop, config, None, watch, stop, log=log)
