@@ -244,7 +244,9 @@ class Damage(Attack):
             chance.choice([*BYTES, *BYTES, "reword", "reword", "lose", "swap", "another"]),
         )
         if kind == "reword":
-            with contextlib.suppress(OSError, ValueError, pa.ArrowException, SafetensorError, KeyError):  # damaged before
+            with contextlib.suppress(
+                OSError, ValueError, pa.ArrowException, SafetensorError, LookupError
+            ):  # damaged before
                 reworded(path, chance)
         elif kind == "lose":
             path.unlink()

@@ -287,7 +287,7 @@ def load(folder: str | Path) -> Run:
     if result is not None and not problems and result.get("moment") != content["moment"]:
         problems.append("the last checkpoint is missing")
     state = _state(content["state"])
-    if result is not None:
+    if result is not None and not (problems and "returned_version" in result):  # its last weights are not those it left
         try:
             return _finished(place, config, result, method, None if problems else state, names, problems)
         except BadInput as error:
@@ -321,7 +321,7 @@ def _finished(
     metrics, like = place.table("metrics"), place.start() if state is None else state.weights
     weights = names.flat(place.weights("model"), like)
     if state is None:
-        state = State(weights=weights, n=0, version=int(result["updates"]))
+        state = State(weights=weights, n=0, version=int(result.get("returned_version", result["updates"])))
     best = _kept_best(place, config, result, metrics, like)
     time, notes = float(result["time"]), (*result["notes"], *problems)
     return Run(
@@ -537,7 +537,7 @@ class _Replay:
 
 def _distance(recorded: Mapping[str, Tensor], made: Mapping[str, Tensor]) -> float:
     """How far apart two state dicts are, relative to the first."""
-    if recorded.keys() != made.keys():
+    if {name: x.shape for name, x in recorded.items()} != {name: x.shape for name, x in made.items()}:
         return math.inf
     apart = math.sqrt(math.fsum(float((made[name].double() - x.double()).norm()) ** 2 for name, x in recorded.items()))
     size = math.sqrt(math.fsum(float(x.double().norm()) ** 2 for x in recorded.values()))
