@@ -495,6 +495,17 @@ def test_a_finished_run_without_its_checkpoints_is_loaded_and_not_begun_anew(how
     assert dd.simulate(dd.DuDe(LR), QUADRATIC, THREE, updates=0, start=run.folder).x.equal(run.x)
 
 
+def test_of_a_run_that_was_stopped_early_the_model_is_left_without_its_checkpoints(tmp_path: Path) -> None:
+    stop = dd.EarlyStop(patience=2)
+    how: dict[str, Any] = {"updates": 400, "evaluate_every": 5, "stop": stop, "folder": tmp_path / "run"}
+    run = dd.simulate(dd.DuDe(0.9), QUADRATIC, THREE, **how)
+    assert run.returned < run.version
+    shutil.rmtree(run.folder / "checkpoints")
+    with pytest.raises(dd.BadInput, match=r"its last state is lost; the model that it returned is in model\.safetensors"):
+        dd.load(run.folder)
+    assert dd.simulate(dd.DuDe(LR), QUADRATIC, THREE, updates=0, start=run.folder).x.equal(run.x)
+
+
 def test_an_unfinished_run_without_its_checkpoints_does_not_start_over_in_silence(tmp_path: Path) -> None:
     scenario.killed(tmp_path / "run", 18)
     assert len(list((tmp_path / "run" / "trace").iterdir())) > 1

@@ -275,6 +275,9 @@ def load(folder: str | Path) -> Run:
     except Damaged as error:
         if result is None:
             raise
+        if "returned_version" in result:  # what it left is not where it ended
+            said = "It was stopped early, so its last state is lost; the model that it returned is in model.safetensors."
+            raise Damaged(f"{error} {said}") from None
         return _finished(place, config, result, method, None, names, [str(error)])
     if loaded is None:
         x = place.start()
@@ -321,7 +324,7 @@ def _finished(
     metrics, like = place.table("metrics"), place.start() if state is None else state.weights
     weights = names.flat(place.weights("model"), like)
     if state is None:
-        state = State(weights=weights, n=0, version=int(result.get("returned_version", result["updates"])))
+        state = State(weights=weights, n=0, version=int(result["updates"]))
     best = _kept_best(place, config, result, metrics, like)
     time, notes = float(result["time"]), (*result["notes"], *problems)
     return Run(
