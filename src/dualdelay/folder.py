@@ -53,7 +53,7 @@ _FIXED = "fixed: "  # before the names of tensors that no training moves
 _CHECKPOINT = re.compile(r"(\d{12,})-([0-9a-f]{16})\.safetensors")
 _PART = re.compile(r"(\d{12,})-(\d{12,})\.parquet")  # arrivals and events before it
 _PLACES = ("checkpoints", "trace", "moved", "output")
-_NUMBER, _MAYBE = (int, float), (int, float, type(None))
+_MAYBE = (int, float, type(None))
 _FIELDS: dict[str, type | tuple[type, ...]] = {
     "algorithm": dict,
     "problem": dict,
