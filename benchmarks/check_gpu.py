@@ -7,7 +7,7 @@ import sys
 import torch
 
 import dualdelay as dd
-from dualdelay.devices import using_precision
+from dualdelay.core.devices import using_precision
 from gpu import data, network
 
 

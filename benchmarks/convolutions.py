@@ -48,7 +48,7 @@ def dot_of(variant: str) -> str:
 
 def ours(x: Tensor, w: Tensor, b: Tensor, dy: Tensor, dot: str) -> Works:
     """The kernels themselves, as the gradient calls them."""
-    from dualdelay.problems import convolution as c
+    from dualdelay.kernels import convolution as c
 
     return {
         "forward": lambda: c._correlated(x, w, b, ONE, NONE, dot),
@@ -113,7 +113,7 @@ def works_of(variant: str, inputs: list[Tensor]) -> Works:
 
 def errors(name: str, models: int, variant: str) -> tuple[list[float], bool]:
     """Relative errors of a few models' outputs and three gradients, and whether a model alone gives the same bits."""
-    from dualdelay.problems import convolution
+    from dualdelay.kernels import convolution
 
     def results(inputs: list[Tensor], slopes: Tensor) -> list[Tensor]:
         leaves = [t.detach().requires_grad_() for t in inputs]

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
-from dualdelay.fleet import using_threads
+from dualdelay.engine.fleet import using_threads
 from dualdelay.problems.cifar10 import lenet
 from models import Unevaluated
 

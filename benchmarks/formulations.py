@@ -16,8 +16,8 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from dualdelay.kernels.inside_vmap import Kernels
 from dualdelay.problems.cifar10 import lenet
-from dualdelay.problems.kernels import Kernels
 
 BATCH = 64
 

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Subset, TensorDataset
 
 import dualdelay as dd
-from dualdelay.devices import using_precision
+from dualdelay.core.devices import using_precision
 from dualdelay.problems.cifar10 import lenet
 from dualdelay.problems.splits import split_samples
 from models import Unevaluated

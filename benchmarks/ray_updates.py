@@ -33,8 +33,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
-from dualdelay.post import staying_here
-from dualdelay.security import own_token
+from dualdelay.workers.ray_transport import staying_here
+from dualdelay.workers.security import own_token
 
 BATCH, IMAGES = 64, 2000
 WEIGHTS = {"1M": 1_000_000, "10M": 10_000_000}

@@ -16,8 +16,8 @@ from collections.abc import Callable
 import torch
 
 import dualdelay as dd
-from dualdelay.draws import Draws
-from dualdelay.state import is_finite
+from dualdelay.core.draws import Draws
+from dualdelay.core.state import is_finite
 
 WEIGHTS = 10_000_000
 

@@ -1,7 +1,7 @@
 """Attacks on the server of real workers: replies that make no sense, without any process but this one.
 
 Server and workers are the real ones, with a post in this process between them whose seconds pass only while somebody waits,
-as in tests/test_crew.py. What workers answer is spoilt on its way.
+as in tests/workers/test_coordinator.py. What workers answer is spoilt on its way.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import torch
 from torch import Tensor
 
 import dualdelay as dd
-from dualdelay.compression import Packed
-from dualdelay.desk import Piece
-from dualdelay.environment import environment
-from dualdelay.messages import Measured, Notice, Ready, Reply, Request
-from dualdelay.worker import Worker
+from dualdelay.core.compression import Packed
+from dualdelay.core.environment import environment
+from dualdelay.workers.desk import Piece
+from dualdelay.workers.messages import Measured, Notice, Ready, Reply, Request
+from dualdelay.workers.worker import Worker
 from torture_core import Attack, Failure, attempt, must
 
 # ---------------------------------------------------------------------------------------------------- a post without Ray
@@ -41,7 +41,7 @@ class Process(Worker):
 
 
 class LocalPost:
-    """What the server uses of ``dualdelay.post.Post``, with workers in this process; ``spoil`` has all notices first."""
+    """What the server uses of ``Post``, with workers in this process; ``spoil`` has all notices first."""
 
     def __init__(
         self, clock: SimpleNamespace, spoil: Callable[[Notice], list[Any]], fleet: Any, problem: dd.Problem, *kit: Any
@@ -117,9 +117,9 @@ def local(spoil: Callable[[Notice], list[Any]] = lambda notice: [notice]) -> Ite
     """While this lasts real workers are in this process, and their seconds pass at once."""
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     with (
-        mock.patch("dualdelay.staff.time", clock),
-        mock.patch("dualdelay.crew.time", clock),
-        mock.patch("dualdelay.crew.Post", partial(LocalPost, clock, spoil)),
+        mock.patch("dualdelay.workers.staff.time", clock),
+        mock.patch("dualdelay.workers.crew.time", clock),
+        mock.patch("dualdelay.workers.crew.Post", partial(LocalPost, clock, spoil)),
     ):
         yield
 

@@ -24,7 +24,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 import dualdelay as dd
-from dualdelay.folder import Folder
+from dualdelay.storage.folder import Folder
 from torture_core import Attack, Failure, alone, attempt
 from torture_crew import local
 from torture_runs import CASES, Case, Cut, Straight, bits, differences, resumed
@@ -184,7 +184,7 @@ def wholes(place: Path) -> dict[str, Whole]:
     _fail(CASES["plain"], place / "failed", 9)
     add("failed", place / "failed", straights["plain"])
     CASES["plain"].until(place / "moved", 7)
-    with mock.patch("dualdelay.recorded.environment", lambda: {**_environment(), "processor": "another"}):
+    with mock.patch("dualdelay.runs.recorded.environment", lambda: {**_environment(), "processor": "another"}):
         elsewhere = resumed(place / "moved")
     moved = Straight(bits(elsewhere), elsewhere, straights["plain"].models, straights["plain"].rows)
     add("moved", place / "moved", moved, "events", "summary")  # gone on from before it moved, it moves again
@@ -192,7 +192,7 @@ def wholes(place: Path) -> dict[str, Whole]:
 
 
 def _environment() -> dict[str, str]:
-    from dualdelay.environment import environment
+    from dualdelay.core.environment import environment
 
     return environment()
 

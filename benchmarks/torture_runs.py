@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import dualdelay as dd
-from dualdelay.folder import Folder
+from dualdelay.storage.folder import Folder
 from torture_core import Failure, Tell, must
 from torture_crew import local
 

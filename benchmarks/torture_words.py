@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import dualdelay as dd
-from dualdelay import cli
-from dualdelay.config import REGISTRIES, alternatives, parameters
-from dualdelay.options import Common
+from dualdelay.cli import commands as cli
+from dualdelay.cli.options import Common
+from dualdelay.runs.names import REGISTRIES, alternatives, parameters
 from torture_core import Attack, Failure, alone, attempt, raw
 from torture_damage import BYTES
 from torture_runs import CASES
@@ -183,7 +183,7 @@ class Flags(Attack):
         """The code that a command ends with; mostly as if nothing could be drawn, since that takes long."""
         before = Path.cwd()
         os.chdir(place)
-        undrawn = contextlib.nullcontext() if draws else mock.patch("dualdelay.shell.draw", _no_figure)
+        undrawn = contextlib.nullcontext() if draws else mock.patch("dualdelay.cli.shell.draw", _no_figure)
         quiet = contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO())
         data = mock.patch.dict(os.environ, {"DUALDELAY_DATA": str(place / "data")})
         try:

@@ -37,8 +37,8 @@ def ray_here() -> None:
     import ray
 
     import real
-    from dualdelay.post import staying_here
-    from dualdelay.security import own_token
+    from dualdelay.workers.ray_transport import staying_here
+    from dualdelay.workers.security import own_token
 
     ray.cloudpickle.register_pickle_by_value(real)  # the workers do not have this folder on their path
     own_token()

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import dualdelay as dd
-from dualdelay.clocks import VirtualClock
-from dualdelay.local_fleet import LocalFleet
-from dualdelay.loop import Loop
+from dualdelay.engine.loop import Loop
+from dualdelay.simulation.clocks import VirtualClock
+from dualdelay.simulation.local_fleet import LocalFleet
 from tables import ALGORITHMS
 
 few = settings(deadline=None, max_examples=15, derandomize=True)

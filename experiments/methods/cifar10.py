@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import dualdelay as dd
-from dualdelay.grid import Point
 from dualdelay.paper.experiment import Cell, Experiment
-from dualdelay.setup import versions
-from dualdelay.sweep import computed
+from dualdelay.runs.grid import Point
+from dualdelay.runs.setup import versions
+from dualdelay.runs.sweep import computed
 
 CELLS = Path(__file__).parent / "cifar10"
 EXPERIMENT = Experiment(10, (0.1,), (5.0, 1.0), (0, 1, 2), evaluations=10)

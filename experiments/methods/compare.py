@@ -19,9 +19,9 @@ from runs import compute, outcomes
 from settings import ENTRIES, EVALUATIONS, FAMILIES, LABELS, SEEDS, SETTINGS, STDS
 
 import dualdelay as dd
-from dualdelay.figures import Curve, Panel, draw_panels
-from dualdelay.files import write
+from dualdelay.analysis.figures import Curve, Panel, draw_panels
 from dualdelay.paper.tables import Choice, Outcome, by_step, choose, markdown
+from dualdelay.storage.files import write
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent.parent / "docs"

@@ -22,8 +22,8 @@ from rich.progress import track
 from settings import LABELS
 
 import dualdelay as dd
-from dualdelay.files import write
 from dualdelay.paper.tables import markdown
+from dualdelay.storage.files import write
 
 HERE = Path(__file__).parent
 

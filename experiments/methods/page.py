@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from dualdelay.files import write
+from dualdelay.storage.files import write
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "methods.md"
 

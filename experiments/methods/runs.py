@@ -15,12 +15,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from settings import ENTRIES, EVALUATIONS, SEEDS, STEPS, Setting
 
 import dualdelay as dd
-from dualdelay.config import describe
-from dualdelay.files import make_folder, write
-from dualdelay.grid import Point
 from dualdelay.paper.tables import Outcome
-from dualdelay.setup import versions
-from dualdelay.sweep import computed
+from dualdelay.runs.grid import Point
+from dualdelay.runs.names import describe
+from dualdelay.runs.setup import versions
+from dualdelay.runs.sweep import computed
+from dualdelay.storage.files import make_folder, write
 
 TOGETHER = 96  # runs that a process computes side by side, and what is lost when it is killed
 PROCESSES = 2

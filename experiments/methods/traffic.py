@@ -19,12 +19,12 @@ from rich.progress import Progress
 from settings import EVALUATIONS, SEEDS, Setting
 
 import dualdelay as dd
-from dualdelay.figures import Curve, Panel, draw_panels
-from dualdelay.files import make_folder, write
-from dualdelay.grid import Point
+from dualdelay.analysis.figures import Curve, Panel, draw_panels
 from dualdelay.paper.tables import markdown
-from dualdelay.setup import versions
-from dualdelay.sweep import computed
+from dualdelay.runs.grid import Point
+from dualdelay.runs.setup import versions
+from dualdelay.runs.sweep import computed
+from dualdelay.storage.files import make_folder, write
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent.parent / "docs"

@@ -12,8 +12,8 @@ from pathlib import Path
 from grids import GRIDS
 from rich.console import Console
 
+from dualdelay.cli.paper import write_all
 from dualdelay.paper import pictures, tables
-from dualdelay.paper.command import write_all
 from dualdelay.paper.experiment import FIGURES, Cell
 
 HERE = Path(__file__).parent

@@ -21,9 +21,9 @@ from rich.progress import track
 
 import dualdelay as dd
 from dualdelay import theory
-from dualdelay.figures import Curve, Panel, draw_panels
-from dualdelay.files import write
+from dualdelay.analysis.figures import Curve, Panel, draw_panels
 from dualdelay.paper.tables import markdown
+from dualdelay.storage.files import write
 
 HERE = Path(__file__).parent
 FIGURE = HERE.parents[1] / "docs" / "bound"

@@ -19,9 +19,9 @@ import torch
 from lenet import FastCifar10
 from settings import STAGES
 
-from dualdelay.grid import Point
-from dualdelay.setup import versions
-from dualdelay.sweep import computed
+from dualdelay.runs.grid import Point
+from dualdelay.runs.setup import versions
+from dualdelay.runs.sweep import computed
 
 PARTS = Path("runs/tuning")
 RESULTS = Path(__file__).parent / "results"

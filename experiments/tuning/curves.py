@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from report import DEFAULT, DOCS, SEEDS, best, with_paper
 
-from dualdelay.figures import Curve, Panel, draw_panels
+from dualdelay.analysis.figures import Curve, Panel, draw_panels
 
 NAMES = {"dude": "best DuDe by hand", "fedbuff": "FedBuff", "vanilla": "vanilla ASGD", "sync": "synchronous SGD"}
 

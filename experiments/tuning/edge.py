@@ -22,7 +22,7 @@ import torch
 
 import dualdelay as dd
 from dualdelay.algorithms.auto import AutoDuDe
-from dualdelay.delays import delay_grids
+from dualdelay.engine.delays import delay_grids
 from dualdelay.theory.staleness import tau_avg
 
 Array = npt.NDArray[Any]

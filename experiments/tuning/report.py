@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from dualdelay.figures import Curve, Panel, draw_panels
-from dualdelay.files import write
+from dualdelay.analysis.figures import Curve, Panel, draw_panels
+from dualdelay.storage.files import write
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent.parent / "docs"

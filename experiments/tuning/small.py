@@ -16,7 +16,7 @@ from variants import Trial
 from waiting import WaitingDuDe
 
 import dualdelay as dd
-from dualdelay.files import write
+from dualdelay.storage.files import write
 
 SEEDS = (0, 1, 2)
 ARRIVALS = 4_000  # of a fully asynchronous method, as in docs/methods.md

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from dualdelay.core import Algorithm, Arrival, Orders, send
-from dualdelay.draws import Draws
-from dualdelay.memory import AggregateState, aggregate
+from dualdelay.core.aggregate import AggregateState, aggregate
+from dualdelay.core.draws import Draws
 
 
 @dataclass(kw_only=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dualdelay.algorithms.dude import DuDe, DuDeState
 from dualdelay.core import Arrival, Orders, send
-from dualdelay.draws import Draws
+from dualdelay.core.draws import Draws
 
 
 @dataclass(kw_only=True)

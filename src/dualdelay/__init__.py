@@ -1,7 +1,5 @@
 """Asynchronous distributed training for PyTorch in which every worker counts the same, however slow it is."""
 
-__version__ = "0.1.0"
-
 from . import theory
 from .algorithms import (
     ACED,
@@ -31,19 +29,16 @@ from .algorithms import (
     UniformASGD,
     VanillaASGD,
 )
-from .availability import SPEEDS, Absence, AwaySpeeds, dropouts, on_off, told
-from .clocks import join, leave
-from .comparison import compare
-from .config import label, parse
+from .analysis.loggers import TensorBoard
 from .core import Algorithm, Arrival, Job, Order, Problem, again, cancel, send, wake
-from .delays import Delays, delay_grids
-from .draws import Draws
-from .drive import Interrupted
-from .errors import BadInput, DualDelayError, ReplayMismatch, RunFailed
-from .links import Link
-from .loggers import TensorBoard
-from .memory import AggregateState, aggregate
-from .paces import BurstySpeeds, DriftingSpeeds
+from .core.aggregate import AggregateState, aggregate
+from .core.draws import Draws
+from .core.errors import BadInput, DualDelayError, ReplayMismatch, RunFailed
+from .core.state import State
+from .core.version import __version__ as __version__
+from .engine.delays import Delays, delay_grids
+from .engine.result import EarlyStop, Run
+from .engine.trace import Table, Trace
 from .problems import (
     PROBLEMS,
     Cifar10,
@@ -56,11 +51,17 @@ from .problems import (
     Quadratic,
     without_batchnorm,
 )
-from .ray_fleet import RayFleet
-from .recorded import load, replay, resume
-from .result import EarlyStop, Run
-from .run import simulate, train
-from .speeds import (
+from .runs.comparison import compare
+from .runs.drive import Interrupted
+from .runs.names import label, parse
+from .runs.recorded import load, replay, resume
+from .runs.run import simulate, train
+from .runs.sweep import Sweep, sweep
+from .simulation.availability import SPEEDS, Absence, AwaySpeeds, dropouts, on_off, told
+from .simulation.clocks import join, leave
+from .simulation.link import Link
+from .simulation.paces import BurstySpeeds, DriftingSpeeds
+from .simulation.speeds import (
     ChangingSpeeds,
     ExponentialSpeeds,
     FixedSpeeds,
@@ -70,9 +71,7 @@ from .speeds import (
     SpeedModel,
     TruncatedNormalSpeeds,
 )
-from .state import State
-from .sweep import Sweep, sweep
-from .trace import Table, Trace
+from .workers.ray_fleet import RayFleet
 
 __all__ = [
     "ACED",

@@ -1,5 +1,5 @@
 """``python -m dualdelay`` is the command ``dualdelay``."""
 
-from .cli import main
+from .cli.commands import main
 
 main()

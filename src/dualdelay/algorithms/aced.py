@@ -9,9 +9,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..core import Algorithm, Arrival, Orders, send
-from ..draws import Draws
-from ..errors import BadInput, require_positive
-from ..memory import AggregateState, aggregate
+from ..core.aggregate import AggregateState, aggregate
+from ..core.draws import Draws
+from ..core.errors import BadInput, require_positive
 
 
 @dataclass(kw_only=True)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ..core import Algorithm, Arrival, Orders, send
-from ..draws import Draws
-from ..memory import AggregateState, aggregate
+from ..core.aggregate import AggregateState, aggregate
+from ..core.draws import Draws
 
 
 @dataclass(kw_only=True)

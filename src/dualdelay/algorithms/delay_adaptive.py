@@ -8,9 +8,9 @@ from typing import Literal
 from torch import Tensor
 
 from ..core import Arrival, Orders, WaitsForNobody, send
-from ..draws import Draws
-from ..errors import require_one_of
-from ..state import State
+from ..core.draws import Draws
+from ..core.errors import require_one_of
+from ..core.state import State
 
 
 @dataclass(frozen=True)

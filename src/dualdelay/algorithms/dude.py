@@ -10,11 +10,11 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from ..compression import Compress, Packed, difference, require_compress
 from ..core import Algorithm, Arrival, Orders, send
-from ..draws import Draws
-from ..errors import require_one_of, require_whole
-from ..memory import AggregateState, aggregate
+from ..core.aggregate import AggregateState, aggregate
+from ..core.compression import Compress, Packed, difference, require_compress
+from ..core.draws import Draws
+from ..core.errors import require_one_of, require_whole
 
 
 @dataclass(kw_only=True)

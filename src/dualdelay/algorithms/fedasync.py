@@ -11,9 +11,9 @@ from typing import Literal
 from torch import Tensor
 
 from ..core import Arrival, Orders, WaitsForNobody, send
-from ..draws import Draws
-from ..errors import BadInput, require_one_of, require_positive
-from ..state import State
+from ..core.draws import Draws
+from ..core.errors import BadInput, require_one_of, require_positive
+from ..core.state import State
 
 
 @dataclass(kw_only=True)

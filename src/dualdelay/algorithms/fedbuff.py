@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from ..core import Arrival, Orders, WaitsForNobody, send
-from ..draws import Draws
-from ..errors import BadInput, require_positive, require_whole
-from ..state import State, blocks
+from ..core.draws import Draws
+from ..core.errors import BadInput, require_positive, require_whole
+from ..core.state import State, blocks
 
 
 @dataclass(kw_only=True)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ..core import Arrival, Orders, WaitsForNobody, send, wake
-from ..draws import Draws
-from ..errors import require_positive
-from ..state import State, blocks
+from ..core.draws import Draws
+from ..core.errors import require_positive
+from ..core.state import State, blocks
 
 
 @dataclass(kw_only=True)

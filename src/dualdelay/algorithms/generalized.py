@@ -13,8 +13,8 @@ from itertools import accumulate
 from torch import Tensor
 
 from ..core import Arrival, Orders
-from ..draws import Draws
-from ..errors import BadInput
+from ..core.draws import Draws
+from ..core.errors import BadInput
 from .uniform import QueueState, UniformASGD
 
 

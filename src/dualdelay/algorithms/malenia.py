@@ -8,9 +8,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..core import Algorithm, Arrival, Orders, again, cancel, send
-from ..draws import Draws
-from ..errors import require_whole
-from ..memory import RoundState, nothing_yet
+from ..core.aggregate import RoundState, nothing_yet
+from ..core.draws import Draws
+from ..core.errors import require_whole
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ..core import Arrival, Orders, WaitsForNobody, again, cancel, send
-from ..draws import Draws
-from ..errors import require_whole
-from ..state import State, blocks
+from ..core.draws import Draws
+from ..core.errors import require_whole
+from ..core.state import State, blocks
 
 
 @dataclass(kw_only=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..core import Arrival, Orders, WaitsForNobody, send
-from ..draws import Draws
-from ..state import State
+from ..core.draws import Draws
+from ..core.state import State
 
 
 @dataclass(kw_only=True)

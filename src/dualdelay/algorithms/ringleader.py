@@ -10,8 +10,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..core import Algorithm, Arrival, Orders, again, send
-from ..draws import Draws
-from ..memory import RoundState, accumulate, nothing_yet
+from ..core.aggregate import RoundState, accumulate, nothing_yet
+from ..core.draws import Draws
 
 
 @dataclass(kw_only=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..core import Arrival, Orders, WaitsForNobody, cancel, send
-from ..draws import Draws
-from ..errors import require_whole
-from ..state import State
+from ..core.draws import Draws
+from ..core.errors import require_whole
+from ..core.state import State
 
 
 @dataclass(kw_only=True)

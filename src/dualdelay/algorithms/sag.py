@@ -10,8 +10,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..core import Orders
-from ..draws import Draws
-from ..memory import aggregate
+from ..core.aggregate import aggregate
+from ..core.draws import Draws
 from .siag import SIAG, SIAGState
 
 

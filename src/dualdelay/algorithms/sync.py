@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..core import Algorithm, Arrival, Orders, send
-from ..draws import Draws
-from ..state import State, blocks
+from ..core.draws import Draws
+from ..core.state import State, blocks
 
 
 @dataclass(kw_only=True)

@@ -8,8 +8,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..core import Algorithm, Arrival, Orders, send
-from ..draws import Draws
-from ..state import State
+from ..core.draws import Draws
+from ..core.state import State
 
 
 @dataclass(kw_only=True)

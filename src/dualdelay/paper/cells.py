@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from ..core import Problem
-from ..environment import environment
-from ..errors import BadInput, RunFailed
-from ..files import make_folder, write
-from ..grid import Point
-from ..result import Run
-from ..sweep import computed
+from ..core.environment import environment
+from ..core.errors import BadInput, RunFailed
+from ..engine.result import Run
+from ..runs.grid import Point
+from ..runs.sweep import computed
+from ..storage.files import make_folder, write
 from .experiment import Cell, Experiment, classes, draws
 
 Report = Callable[[float, str], None]

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 from ..algorithms import MIFA, DuDe, FedBuff, ShuffledASGD, SyncSGD, UniformASGD, VanillaASGD
-from ..config import build, call
 from ..core import Algorithm, Problem
-from ..errors import BadInput, nearest, require_positive, require_whole
+from ..core.errors import BadInput, nearest, require_positive, require_whole
 from ..problems.network import Network
 from ..problems.splits import deal
-from ..speeds import TruncatedNormalSpeeds
+from ..runs.names import build, call
+from ..simulation.speeds import TruncatedNormalSpeeds
 
 # Methods as a person reads them; DuDe that waits for c workers is "dude c=3" in tables and "DuDe, c = 3" in figures.
 TITLES = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..figures import Curve, Panel, draw_panels
+from ..analysis.figures import Curve, Panel, draw_panels
 from .experiment import title
 from .tables import Choice, Outcome, by_step, heading
 

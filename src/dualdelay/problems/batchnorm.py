@@ -8,7 +8,7 @@ import math
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..errors import BadInput
+from ..core.errors import BadInput
 
 
 def refuse_batchnorm(module: nn.Module) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Subset, TensorDataset
 
-from ..errors import BadInput, plain_number, require_one_of, require_path, require_whole
+from ..core.errors import BadInput, plain_number, require_one_of, require_path, require_whole
 from .network import Network
 from .splits import split_samples
 

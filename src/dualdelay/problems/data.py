@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils.data import Subset, TensorDataset, default_collate
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..draws import Draws
-from ..errors import BadInput, plain_number, require_room, require_several, require_whole
+from ..core.draws import Draws
+from ..core.errors import BadInput, plain_number, require_room, require_several, require_whole
 
 _AHEAD = 32  # minibatches of a worker that are named together: one by one their names cost as much as a small gradient
 _MOST_AHEAD = 1024  # workers for which that is kept

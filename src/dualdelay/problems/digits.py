@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from ..draws import Draws
-from ..errors import BadInput, plain_number, require_room, require_whole, require_workers
+from ..core.draws import Draws
+from ..core.errors import BadInput, plain_number, require_room, require_whole, require_workers
 from .network import Network
 from .splits import split_samples
 

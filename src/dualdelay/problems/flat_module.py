@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors
 
-from ..errors import BadInput
+from ..core.errors import BadInput
 
 _flatten: Any = _flatten_dense_tensors  # it has no types
 
@@ -136,7 +136,7 @@ def own_kernels(precision: str, wanted: bool, *, stacked: bool) -> AbstractConte
     if not wanted:
         return nullcontext()
     try:
-        from .kernels import Kernels
+        from ..kernels.inside_vmap import Kernels
     except ImportError:  # it needs Triton, which comes with torch on most machines that have a GPU
         return nullcontext()
     return Kernels(precision, stacked)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ..core import Problem
-from ..errors import BadInput
+from ..core.errors import BadInput
 from .data import digest
 from .local_steps import LocalSteps
 from .network import Network

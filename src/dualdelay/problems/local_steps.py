@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..core import Problem
-from ..errors import plain_number, require_positive, require_whole
-from ..together import OneAtATime, Together
+from ..core.errors import plain_number, require_positive, require_whole
+from ..core.joint_gradients import OneAtATime, Together
 from .data import digest
 from .wrapped import Wrapped
 

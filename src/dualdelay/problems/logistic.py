@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from ..core import Problem, Samples
-from ..draws import Draws
-from ..errors import (
+from ..core.draws import Draws
+from ..core.errors import (
     BadInput,
     is_finite,
     plain_number,

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from ..core import Problem, Samples
-from ..devices import lower
-from ..draws import Draws
-from ..errors import (
+from ..core.devices import lower
+from ..core.draws import Draws
+from ..core.errors import (
     BadInput,
     DualDelayError,
     plain_number,
@@ -25,7 +25,7 @@ from ..errors import (
     shortened,
     shown,
 )
-from ..together import OneAtATime, Together
+from ..core.joint_gradients import OneAtATime, Together
 from .batchnorm import refuse_batchnorm
 from .data import Collate, Minibatches, Shard, digest, objectives, on_device
 from .flat_module import FlatModule, bits, flat_weights
@@ -33,6 +33,7 @@ from .generators import seeded
 from .purity import refuse_impure, refuse_sums
 from .samplewise import flops_of, takes_samples_one_by_one
 from .shards import Exam, Shards, name_of
+from .stacked import Stacked
 
 Loss = Callable[[Any, Any], Tensor]
 Step = Callable[[Any, Any], Tensor]
@@ -571,8 +572,6 @@ class Network(Problem):
     def together(self, problems: Sequence[Problem]) -> Together:
         if self.kin is OneAtATime:
             return OneAtATime(problems)
-        from .stacked import Stacked  # it needs this module
-
         return Stacked([problem for problem in problems if isinstance(problem, Network)])
 
 

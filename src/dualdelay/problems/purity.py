@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
-from ..errors import BadInput
+from ..core.errors import BadInput
 from .data import Shard
 from .generators import seeded, watched_generators
 

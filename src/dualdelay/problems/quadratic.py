@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ..core import Problem, Samples
-from ..draws import Draws
-from ..errors import BadInput, plain_number, require_zero_or_more, shown
+from ..core.draws import Draws
+from ..core.errors import BadInput, plain_number, require_zero_or_more, shown
 
 
 def _tensor(name: str, values: Any) -> Tensor:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..draws import Draws
-from ..errors import BadInput, plain_number, require_several, require_workers, shown
+from ..core.draws import Draws
+from ..core.errors import BadInput, plain_number, require_several, require_workers, shown
 from .data import Collate, Shard
 from .generators import seeded
 

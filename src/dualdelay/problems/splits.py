@@ -7,16 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..draws import Draws, Integers
-from ..errors import (
-    BadInput,
-    require_one_of,
-    require_positive,
-    require_several,
-    require_whole,
-    require_workers,
-    shown,
-)
+from ..core.draws import Draws, Integers
+from ..core.errors import BadInput, require_one_of, require_positive, require_several, require_whole, require_workers, shown
 
 _TRIES = 1000
 

@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from ..devices import lower
-from ..draws import integers_at
-from .flat_module import own_kernels
-from .network import Network
+from ..core.devices import lower
+from ..core.draws import integers_at
+from .data import Minibatches, Shard
+from .flat_module import FlatModule, own_kernels
 
 _MOST = 512  # gradients in one call: with more, nothing is gained on an H200
 _SPARE = 0.4  # the share of a GPU's free memory that one call may take
+
+
+class Stackable(Protocol):
+    """What is needed of a network to take its gradients with those of others."""
+
+    workers: int
+    net: FlatModule
+    minibatches: Minibatches
+    precision: str
+    loss: Any
+
+    @property
+    def scales(self) -> list[float]:
+        """What each worker's loss is multiplied by."""
+
+    def shards(self) -> list[Shard]:
+        """Each worker's data."""
+
+    def indices(self, worker: int, draw: int) -> Tensor:
+        """Which of its samples a worker's minibatch has."""
 
 
 def _size(count: int) -> int:
@@ -28,7 +48,7 @@ def _size(count: int) -> int:
 class Store:
     """All samples of several problems in one place, and the names of their minibatches."""
 
-    def __init__(self, problems: Sequence[Network]) -> None:
+    def __init__(self, problems: Sequence[Stackable]) -> None:
         self._problems = problems
         pairs: list[tuple[Tensor, Tensor]] = []
         first: dict[tuple[int, int], int] = {}  # by the identities of inputs and targets: where their rows begin
@@ -89,7 +109,7 @@ class Store:
 class Stacked:
     """Takes gradients of networks that differ in their data and weights alone."""
 
-    def __init__(self, problems: Sequence[Network]) -> None:
+    def __init__(self, problems: Sequence[Stackable]) -> None:
         self._net, self._precision = problems[0].net, problems[0].precision
         self._loss: Any = problems[0].loss
         self._batch = problems[0].minibatches.size

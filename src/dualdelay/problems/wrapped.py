@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ..core import Problem, Samples
-from ..errors import BadInput, shown
+from ..core.errors import BadInput, shown
 
 
 class Wrapped(Problem):

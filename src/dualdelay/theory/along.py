@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ..core import Arrival, Problem
-from ..errors import require_kind, require_whole
-from ..state import State
-from ..trace import Table
+from ..core.errors import require_kind, require_whole
+from ..core.state import State
+from ..engine.trace import Table
 from .constants import Constants, constants
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ..core import Problem
-from ..devices import using_threads
-from ..errors import BadInput, plain_number, require_kind, require_threads, require_whole
+from ..core.devices import using_threads
+from ..core.errors import BadInput, plain_number, require_kind, require_threads, require_whole
 from ..problems import Quadratic
 from .curvature import smoothness
 from .gaps import gap

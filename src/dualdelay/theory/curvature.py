@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..draws import Draws
+from ..core.draws import Draws
 from ..problems import Logistic, Network, Quadratic
 from ..problems.generators import seeded
 from .survey import FEW, UNKNOWN, Estimate, Survey

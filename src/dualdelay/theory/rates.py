@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..errors import BadInput, is_finite, require_positive, require_whole, shown
+from ..core.errors import BadInput, is_finite, require_positive, require_whole, shown
 
 
 def rates(

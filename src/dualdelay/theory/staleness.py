@@ -12,18 +12,18 @@ import numpy as np
 import numpy.typing as npt
 
 from ..algorithms import DuDe
-from ..columns import floats
-from ..config import rebuild
 from ..core import Problem
-from ..delays import delays as delays_of
-from ..delays import last_version, used_in
-from ..errors import BadInput, require_whole
-from ..folder import Folder
+from ..core.errors import BadInput, require_whole
+from ..engine.delays import delays as delays_of
+from ..engine.delays import last_version, used_in
+from ..engine.result import Run
+from ..engine.trace import Trace
 from ..problems import Quadratic
-from ..result import Run
-from ..run import simulate
-from ..speeds import RecordedSpeeds, SpeedModel
-from ..trace import Trace
+from ..runs.names import rebuild
+from ..runs.run import simulate
+from ..simulation.input_columns import floats
+from ..simulation.speeds import RecordedSpeeds, SpeedModel
+from ..storage.folder import Folder
 
 PERCENTILES = (5, 25, 50, 75, 95)
 _REPORTS = 20  # of the slowest worker, in a simulation of which nobody said how long it should be

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from ..core import Problem
-from ..draws import Draws
-from ..errors import BadInput
+from ..core.draws import Draws
+from ..core.errors import BadInput
+from ..core.state import is_finite
 from ..problems import FullGradients, LocalSteps, Network
 from ..problems.wrapped import Wrapped
-from ..state import is_finite
 
 T = TypeVar("T")
 

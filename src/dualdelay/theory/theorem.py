@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 
-from ..errors import BadInput, is_finite, require_positive, require_whole, require_zero_or_more, shown
+from ..core.errors import BadInput, is_finite, require_positive, require_whole, require_zero_or_more, shown
 
 
 def step_size(smoothness: float, gap: float, variance: float, delay: float, workers: int, updates: int) -> float:

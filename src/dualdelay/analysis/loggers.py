@@ -1,0 +1,52 @@
+"""Where a run's vital signs can go besides the screen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ..core.errors import BadInput, require_path
+
+
+class TensorBoard:
+    """A ``log`` function that writes a run's vital signs for TensorBoard: ``log=[dd.TensorBoard("runs/board")]``.
+
+    Look at them, while the run goes on or later, with ``tensorboard --logdir runs``. Each number is a scalar whose step is
+    the server's version; what is not finite is left out.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        """Write into this folder, which is made if it is not there."""
+        require_path("folder", folder)
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise BadInput(
+                "the tensorboard package is not installed, and TensorBoard's files need it: "
+                "pip install 'dualdelay[tensorboard]'."
+            ) from None
+        make: Any = SummaryWriter  # it has no types
+        try:
+            self._writer = make(str(folder))
+        except (OSError, ValueError, RuntimeError) as error:  # ValueError: a name with a zero byte
+            raise BadInput(f"{folder} cannot be written for TensorBoard: {error}. Choose another folder.") from None
+
+    def __call__(self, version: int, values: Mapping[str, float]) -> None:
+        """Write down how the run stands; it can be seen at once."""
+        for name, value in values.items():
+            if math.isfinite(value):
+                self._writer.add_scalar(name, value, version)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Let the file go; nothing is lost if a run ends without it."""
+        self._writer.close()
+
+    def __enter__(self) -> TensorBoard:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,194 @@
+"""Runs that share a schedule and advance together: one fold whose weights have a row for each run."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core import Algorithm, Arrival, Problem
+from ..core.aggregate import AggregateState
+from ..core.draws import Draws
+from ..core.state import State
+from ..engine.evaluation import Evaluation, Metric, Row, Schedule
+from ..engine.loop import Loop
+from ..engine.trace import Column, Recorder, Trace
+from ..simulation.local_fleet import LocalFleet
+
+
+def column(algorithms: Sequence[Algorithm[Any]], device: torch.device) -> Algorithm[Any]:
+    """One algorithm for runs that differ in the step size alone, which becomes a column (r, 1)."""
+    rates = [algorithm.lr for algorithm in algorithms]
+    joint = copy.copy(algorithms[0])
+    if len(set(rates)) > 1:
+        object.__setattr__(joint, "lr", torch.tensor(rates, dtype=torch.float64, device=device)[:, None])
+    return joint
+
+
+def sliced(value: Any, k: int) -> Any:
+    """The part of run k in plain values whose tensors have a row for each run; nothing of it changes with the others."""
+    if isinstance(value, Tensor):
+        return value[k].clone() if value.ndim > 1 else value[k].item()
+    if isinstance(value, (list, tuple)):
+        return type(value)(sliced(item, k) for item in value)
+    if isinstance(value, dict):
+        return {key: sliced(item, k) for key, item in value.items()}
+    return copy.copy(value)
+
+
+class Apart(Exception):
+    """Runs that were saved at the same moment are not at the same place of one schedule."""
+
+
+def stacked(values: Sequence[Any]) -> Any:
+    """The inverse of ``sliced``, from the parts of all runs, which must agree in everything that is no tensor."""
+    first = values[0]
+    if isinstance(first, Tensor):
+        return torch.stack(list(values))
+    if any(value != first if not isinstance(first, (list, tuple, dict)) else len(value) != len(first) for value in values):
+        raise Apart(f"{values}")
+    if isinstance(first, (list, tuple)):
+        return type(first)(stacked(items) for items in zip(*values, strict=True))
+    if isinstance(first, dict):
+        return {key: stacked([value[key] for value in values]) for key in first}
+    return first
+
+
+def _known(values: Sequence[Sequence[Sequence[Any]]]) -> list[list[Any]]:
+    """Gradients that all runs had computed and were not due yet, with a loss and a norm for each run."""
+    known = []
+    for worker, draw, gradient in stacked([[found[:3] for found in mine] for mine in values]):
+        rows = [found[3:] for mine in values for found in mine if found[:2] == [worker, draw]]
+        signs = (torch.tensor(part, dtype=gradient.dtype) for part in zip(*rows, strict=True))
+        known.append([worker, draw, gradient, *signs])
+    return known
+
+
+class Records(Recorder):
+    """The trace of several runs that differ in losses and fingerprints alone; these stay on the device until asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._new: list[tuple[Tensor, Tensor]] = []
+        self._losses: list[Column] = []
+        self._fingerprints: list[Column] = []
+
+    def arrival(self, a: Arrival, after: int, fingerprint: Any) -> None:
+        loss: Any = a.loss
+        self._new.append((loss, fingerprint))
+        super().arrival(a._replace(loss=math.nan), after, 0)
+
+    def fetch(self) -> None:
+        """Bring losses and fingerprints from the device."""
+        if self._new:
+            self._losses.append(torch.stack([loss for loss, _ in self._new]).double().cpu().numpy())
+            self._fingerprints.append(torch.stack([bits for _, bits in self._new]).cpu().numpy())
+            self._new = []
+
+    def of(self, k: int, start: int = 0) -> dict[str, Column]:
+        """The rows of run k from ``start`` on."""
+        self.fetch()
+        rows = self.rows(start)
+        if self._losses:
+            if len(self._losses) > 1:
+                self._losses, self._fingerprints = [np.concatenate(self._losses)], [np.concatenate(self._fingerprints)]
+            rows |= {"loss": self._losses[0][start:, k].copy(), "fingerprint": self._fingerprints[0][start:, k].copy()}
+        return rows
+
+    def join(self, rows: Sequence[Mapping[str, Column]]) -> None:
+        """Take over the rows that all runs have written earlier."""
+        self.extend(rows[0])
+        self._losses = [np.stack([part["loss"] for part in rows], axis=1)]
+        self._fingerprints = [np.stack([part["fingerprint"] for part in rows], axis=1)]
+
+
+class Replicas(Loop):
+    """Several runs under way whose jobs arrive at the same times.
+
+    Nobody waits for the device: whether gradients were finite is looked at now and then, and a run in which one was not
+    has to be done again by itself, since its worker would have tried again and been late.
+    """
+
+    recorder: Records
+
+    def __init__(
+        self,
+        algorithms: Sequence[Algorithm[Any]],
+        problems: Sequence[Problem],
+        fleet: LocalFleet,
+        x: Tensor,
+        *,
+        seed: int,
+        schedule: Schedule | None = None,
+        metrics: Mapping[str, Metric] | None = None,
+        keep_best: str | None = None,
+        table: str = "full",
+    ) -> None:
+        joint = column(algorithms, x.device)
+        super().__init__(joint, problems[0], fleet, x, seed=seed, schedule=schedule, table=table)
+        self._fleet = fleet
+        self.evaluations = [Evaluation(problem, metrics, keep_best) for problem in problems]
+        self.recorder = Records()
+        self.going = set(range(len(problems)))  # runs that are still looked at
+
+    def look(self, time: float) -> None:
+        self.check()
+        for k in sorted(self.going):
+            self.evaluations[k].add(self.row(k, time, self._schedule.samples))
+        self._looked_at = self.state.version
+
+    def row(self, k: int, time: float, samples: int | None = None) -> Row | None:
+        """A row of metrics about run k's current model."""
+        return self.evaluations[k].of(time, self.state.version, self.state.x[k], samples)
+
+    def check(self) -> None:
+        """Leave aside the runs in which a gradient was not finite."""
+        self.recorder.fetch()
+        if self._fleet.norms:
+            finite = torch.isfinite(torch.stack(self._fleet.norms)).all(0).tolist()
+            self._fleet.norms.clear()
+            self.going = {k for k in self.going if finite[k]}
+
+    def trace_of(self, k: int) -> Trace:
+        """Run k's trace so far."""
+        return Trace(self.recorder.of(k), list(self.recorder.events))
+
+    def state_of(self, k: int) -> tuple[State, float | None]:
+        """What run k's server knows, on the processor and without a table, and the audit of its sum."""
+        whole, parts = self.state, {}
+        error = None
+        for f in fields(whole):
+            value = getattr(whole, f.name)
+            if f.name != "optimizer" and not isinstance(value, Draws):
+                parts[f.name] = sliced(value, k)
+        mine = replace(whole, **parts)
+        if isinstance(mine, AggregateState):
+            held = {worker: value[k] for worker, value in self.fleet.held().items()}
+            error = mine.error(held)
+            mine.table, mine.total = None, mine.total.cpu()
+        mine.weights = mine.weights.cpu()
+        return mine, error
+
+    def save_of(self, k: int) -> dict[str, Any]:
+        """What run k needs to go on later, by itself or with the others."""
+        whole = super().save()
+        parts: dict[str, Any] = sliced({name: whole[name] for name in ("state", "fleet")}, k)
+        return {**whole, **parts, "evaluation": self.evaluations[k].save()}
+
+    def load_all(self, saved: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Column]]) -> None:
+        """Go on from what the runs saved at the same moment."""
+        known = _known([part["fleet"]["gradients"] for part in saved])
+        nothing_yet = self.evaluation.save()
+        plain = [{**part, "evaluation": {}, "fleet": {**part["fleet"], "gradients": []}} for part in saved]
+        joint = {**stacked(plain), "evaluation": nothing_yet}
+        nothing = {name: column[:0] for name, column in rows[0].items()}
+        self.load({**joint, "fleet": {**joint["fleet"], "gradients": known}}, nothing)
+        self.recorder.join(rows)
+        for evaluation, part in zip(self.evaluations, saved, strict=True):
+            evaluation.load(part["evaluation"])

@@ -1,0 +1,1 @@
+"""The fold over arrivals, the same for every fleet: loop, trace, evaluation, delays, results."""

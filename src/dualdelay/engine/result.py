@@ -1,0 +1,219 @@
+"""A run that ended, and when a run should end early."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core import Algorithm, Problem
+from ..core.aggregate import AggregateState
+from ..core.errors import BadInput, require_whole
+from ..core.state import State
+from .delays import Delays, delays
+from .evaluation import Best
+from .trace import Table, Trace
+
+
+@dataclass(frozen=True)
+class EarlyStop:
+    """Stop when a metric is good enough, or has not improved for a while; judged at each evaluation."""
+
+    metric: str = "objective"
+    """The column of the run's metrics to look at."""
+    target: float | None = None
+    """Good enough; None: never."""
+    patience: int | None = None
+    """Evaluations in a row without a new best value that are too many; None: any number is fine."""
+    larger_is_better: bool | None = None
+    """Which way is good; None: larger for accuracy, smaller for everything else."""
+
+    def __post_init__(self) -> None:
+        if self.target is None and self.patience is None:
+            raise BadInput("EarlyStop has neither target nor patience; give at least one.")
+        if self.patience is not None:
+            require_whole("patience", self.patience, 1)
+
+    def __call__(self, metrics: Table) -> bool:
+        """Whether the run should end, from all evaluations so far."""
+        if self.metric not in metrics:
+            raise BadInput(f"there is no metric {self.metric!r} to stop by; there are {', '.join(metrics)}.")
+        grows = self.metric == "accuracy" if self.larger_is_better is None else self.larger_is_better
+        sign = -1.0 if grows else 1.0
+        values = sign * metrics[self.metric]
+        if math.isnan(values[0]):
+            raise BadInput(
+                f"{self.metric} is nan at the start, so there is nothing to stop by; choose another metric (or give "
+                "the network test= data)."
+            )
+        if self.target is not None and values[-1] <= sign * self.target:
+            return True
+        if self.patience is None:
+            return False
+        if "answered" in metrics:  # where others answer than before, F is another one
+            values = values[metrics.answered == metrics.answered[-1]]
+        known = ~np.isnan(values)
+        return bool(known.any()) and len(values) - 1 - int(np.nanargmin(values)) >= self.patience
+
+    @property
+    def keeps(self) -> str:
+        """The best model that a run with this should keep, as ``keep_best`` writes it."""
+        grows = self.metric == "accuracy" if self.larger_is_better is None else self.larger_is_better
+        return f"{'max' if grows else 'min'} {self.metric}"
+
+
+@dataclass(frozen=True, repr=False)
+class Run:
+    """A run that ended."""
+
+    algorithm: Algorithm[Any] | None
+    """The method; None if the run was loaded from its folder alone and the method is the user's own."""
+    problem: Problem | None
+    """What was trained; None if the run was loaded from its folder alone."""
+    state: State
+    """What the server knew at the end."""
+    trace: Trace
+    metrics: Table
+    time: float
+    """Where the clock stood."""
+    ended: str
+    """Why it ended: updates, time or stop; replay if it was recomputed; interrupted or failed if it can be resumed."""
+    error: float | None
+    """The audit: relative error of the server's sum against the workers' gradients; None for methods without one."""
+    folder: Path | None = None
+    notes: tuple[str, ...] = ()
+    """What went on that a person should know: workers that were lost and why, a damaged checkpoint that was passed over."""
+    workers: Table = field(default_factory=lambda: Table({}))
+    """What each worker found at each evaluation: time, version, worker, loss, samples, and the workers' own metrics."""
+    best: Best | None = None
+    """The best model by the metric of ``keep_best`` or early stopping: its metric, value, version and weights x."""
+    weights: Tensor | None = None
+    """The weights that the run returns, where those are not the last."""
+    same_bits: bool | None = None
+    """Of a replay, whether every bit agreed with the record."""
+    names: Names | None = None
+    """Where in the flat weights each entry of a state dict is, if there is no problem to ask."""
+
+    @property
+    def x(self) -> Tensor:
+        """The flat weights that the run returns: the last, or if it was stopped early the best."""
+        return self.state.x if self.weights is None else self.weights
+
+    @property
+    def version(self) -> int:
+        """Server updates made."""
+        return self.state.version
+
+    @property
+    def rejected(self) -> int:
+        """Values that were not absorbed because they were not finite or had the wrong shape."""
+        return self.faults.get("rejected", 0)
+
+    @property
+    def faults(self) -> dict[str, int]:
+        """How often what went wrong, by kind: rejected, failed, crashed, left, frozen, late."""
+        counts = Counter(event["kind"] for event in self.trace.events if _is_fault(event))
+        return {kind: counts[kind] for kind in FAULTS if counts[kind]}
+
+    @property
+    def delays(self) -> Delays:
+        """The paper's model delays in this run."""
+        return delays(self.trace, remembers=isinstance(self.state, AggregateState))
+
+    def state_dict(self, *, best: bool = False) -> dict[str, Tensor]:
+        """The weights by name, for ``module.load_state_dict``; those that the run returns, or the best."""
+        if best and (self.best is None or self.best.x is None):
+            raise BadInput("the run kept no best model; give it keep_best='objective', or another metric.")
+        x = self.best.x if best and self.best is not None and self.best.x is not None else self.x
+        if self.problem is not None:
+            return self.problem.state_dict(x)
+        assert self.names is not None
+        return self.names.state_dict(x)
+
+    def summary(self) -> dict[str, Any]:
+        """The run in a few plain numbers."""
+        last: dict[str, Any] = next(reversed(list(self.metrics.rows())), {})
+        counts = {"updates": self.version, "arrivals": len(self.trace), "rejected": self.rejected, "faults": self.faults}
+        best = (
+            {}
+            if self.best is None
+            else {f"best_{name}": getattr(self.best, name) for name in ("metric", "value", "version")}
+        )
+        numbers = {**counts, **asdict(self.delays), "audit": self.error}
+        returned = {"returned_version": self.returned} if self.returned != self.version else {}
+        return {"ended": self.ended, **last, "time": self.time, **numbers, **best, **returned}
+
+    def __repr__(self) -> str:
+        counts = f"{self.version} updates, {len(self.trace)} arrivals, time {self.time:g}, ended by {self.ended}"
+        wrong = ", ".join(f"{count} {kind}" for kind, count in self.faults.items())
+        returned = f"; it returns its best, of version {self.returned}" if self.returned != self.version else ""
+        return f"Run({counts}{f'; {wrong}' if wrong else ''}{returned})"
+
+    @property
+    def returned(self) -> int:
+        """The version of the weights ``x``: the last, or after early stopping the best."""
+        return self.version if self.weights is None or self.best is None else self.best.version
+
+
+@dataclass(frozen=True)
+class Names:
+    """Where in the flat weights each entry of a state dict is, and the entries that do not move."""
+
+    layout: Sequence[tuple[str, int, Sequence[int]]]
+    fixed: Mapping[str, Tensor]
+
+    def state_dict(self, x: Tensor) -> dict[str, Tensor]:
+        """The weights by name."""
+        moving = {
+            name: x[first : first + math.prod(shape)].reshape(tuple(shape)).clone() for name, first, shape in self.layout
+        }
+        return {**moving, **{name: tensor.clone() for name, tensor in self.fixed.items()}}
+
+    def flat(self, state_dict: Mapping[str, Tensor], like: Tensor) -> Tensor:
+        """The flat weights of a state dict, of the size and type of others: the inverse."""
+        x = torch.empty_like(like)
+        for name, first, shape in self.layout:
+            x[first : first + math.prod(shape)] = state_dict[name].reshape(-1)
+        return x
+
+
+FAULTS = ("crashed", "failed", "rejected", "left", "frozen", "late")
+PLANNED = ("", "it was asked to", "not there at the start")  # why a worker leaves if nothing is wrong
+
+
+def _is_fault(event: Mapping[str, Any]) -> bool:
+    return event["kind"] in FAULTS and not (event["kind"] == "left" and event.get("text", "") in PLANNED)
+
+
+def troubles(events: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A sentence for each worker and each kind of thing that went wrong with it, with the first cause."""
+    said = {
+        "crashed": "its process was lost {}",
+        "failed": "its gradient raised {}",
+        "rejected": "its gradient was rejected {}",
+        "left": "it left {}",
+        "frozen": "it was frozen {}",
+        "late": "its job was late {}",
+    }
+    found: dict[tuple[int, str], list[Mapping[str, Any]]] = {}
+    for event in filter(_is_fault, events):
+        found.setdefault((event["worker"], event["kind"]), []).append(event)
+    sentences = []
+    for (worker, kind), some in sorted(found.items()):
+        first, count = some[0], len(some)
+        times = f"at time {first['time']:.4g}" if count == 1 else f"{count} times, first at time {first['time']:.4g}"
+        cause = (first.get("text") or "").strip().splitlines()[-1:]  # of a traceback the last line says what it was
+        sentences.append(f"worker {worker}: {said[kind].format(times)}{f': {cause[0]}' if cause else ''}")
+    return sentences
+
+
+def plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values as strict JSON can hold them: what is not finite becomes null."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}

@@ -1,0 +1,157 @@
+"""Tables of numbers, and the trace of a run: who arrived when, with what."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from struct import Struct
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..core import Arrival
+
+Column = npt.NDArray[Any]
+
+
+class Table:
+    """Named columns of one length. ``table.time`` and ``table["time"]`` are numpy arrays; ``len`` counts rows."""
+
+    def __init__(self, columns: Mapping[str, Column]) -> None:
+        self.columns = dict(columns)
+
+    @classmethod
+    def of(cls, rows: Iterable[Mapping[str, Any]], names: Iterable[str]) -> Table:
+        """A table from rows, with these columns even if there is no row."""
+        rows = list(rows)
+        return cls({name: np.array([row[name] for row in rows]) for name in names})
+
+    def __getattr__(self, name: str) -> Column:
+        if name == "columns" or name not in self.columns:
+            raise AttributeError(f"no column {name!r}; there are {', '.join(self.__dict__.get('columns', ()))}")
+        return self.columns[name]
+
+    def __getitem__(self, name: str) -> Column:
+        return self.columns[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()), ()))
+
+    def keys(self) -> Iterable[str]:
+        """The columns' names, so that ``dict(table)`` works."""
+        return self.columns.keys()
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One dict of plain Python values per row."""
+        lists = [column.tolist() for column in self.columns.values()]
+        return (dict(zip(self.columns, row, strict=True)) for row in zip(*lists, strict=True))
+
+    def __repr__(self) -> str:
+        return f"Table({len(self)} rows: {', '.join(self.columns)})"
+
+
+ARRIVAL_COLUMNS = ("time", "seconds", "worker", "draw", "version", "after", "loss", "fingerprint", "bytes")
+_ROW = Struct("=ddqqqqdqq")
+_KINDS = np.dtype(list(zip(ARRIVAL_COLUMNS, ("f8", "f8", "i8", "i8", "i8", "i8", "f8", "i8", "i8"), strict=True)))
+_EVENTS = ("kind", "row", "time", "worker", "draw", "version", "after", "text")
+
+
+class Trace(Table):
+    """One row per absorbed arrival.
+
+    ``version`` is the model the gradient was taken at, ``after`` the server's version once it was absorbed, ``bytes`` the
+    size of what the worker sent. What is no arrival stands in ``events``, where ``row`` says how many arrivals came before
+    it: rejected, left, joined, wake, and for real workers failed, crashed, lost, restored, frozen, thawed and late.
+    """
+
+    def __init__(self, columns: Mapping[str, Column], events: list[dict[str, Any]]) -> None:
+        super().__init__(columns)
+        self.events = events
+
+
+def is_trace(columns: Mapping[str, Column], events: object) -> bool:
+    """Whether columns and events have the kinds of values that a trace has."""
+    if any(columns[name].dtype != _KINDS[name] for name in ARRIVAL_COLUMNS) or not isinstance(events, list):
+        return False
+    return all(isinstance(event, dict) and event.keys() == set(_EVENTS) for event in events)
+
+
+class Course:
+    """A digest of a trace so far, so that what was saved of a run is not taken for that of another."""
+
+    def __init__(self) -> None:
+        self._rows, self._events = hashlib.sha256(), hashlib.sha256()
+
+    def copy(self) -> Course:
+        """The same, to go on with."""
+        other = Course()
+        other._rows, other._events = self._rows.copy(), self._events.copy()
+        return other
+
+    def add(self, rows: Mapping[str, Column], events: Iterable[Mapping[str, Any]]) -> str:
+        """The digest after these rows and events."""
+        self._rows.update(_packed(rows))
+        for event in events:
+            self._events.update(json.dumps(event, sort_keys=True).encode())
+        return hashlib.sha256(self._rows.digest() + self._events.digest()).hexdigest()[:16]
+
+
+def _packed(rows: Mapping[str, Column]) -> bytes:
+    table = np.empty(len(rows["time"]), dtype=_KINDS)
+    for name in ARRIVAL_COLUMNS:
+        table[name] = rows[name]
+    return table.tobytes()
+
+
+class Recorder:
+    """A trace that is still being written."""
+
+    def __init__(self) -> None:
+        self._rows = bytearray()
+        self._later: list[tuple[int, Tensor]] = []  # rows whose fingerprint is still on a GPU
+        self.events: list[dict[str, Any]] = []
+
+    def __len__(self) -> int:
+        return len(self._rows) // _ROW.size
+
+    def arrival(self, a: Arrival, after: int, fingerprint: int | Tensor) -> None:
+        """Write down an absorbed arrival; what is on a GPU is fetched when the rows are asked for."""
+        assert a.job is not None
+        if isinstance(fingerprint, Tensor):
+            self._later.append((len(self), fingerprint))
+            fingerprint = 0
+        self._rows += _ROW.pack(a.time, a.seconds, *a.job, after, a.loss, fingerprint, a.bytes)
+
+    def event(
+        self, kind: str, time: float, after: int, worker: int = -1, draw: int = -1, version: int = -1, text: str = ""
+    ) -> None:
+        """Write down something that is no arrival."""
+        self.events.append(dict(zip(_EVENTS, (kind, len(self), time, worker, draw, version, after, text), strict=True)))
+
+    def _fetch(self) -> None:
+        """Bring the fingerprints that are on a GPU."""
+        if self._later:
+            places, values = [row for row, _ in self._later], torch.stack([value for _, value in self._later]).cpu().numpy()
+            np.frombuffer(self._rows, dtype=_KINDS)["fingerprint"][places] = values
+            self._later = []
+
+    def rows(self, start: int = 0) -> dict[str, Column]:
+        """A copy of the rows from ``start`` on."""
+        self._fetch()
+        rows = np.frombuffer(bytes(self._rows[start * _ROW.size :]), dtype=_KINDS)
+        return {name: rows[name].copy() for name in ARRIVAL_COLUMNS}
+
+    def extend(self, rows: Mapping[str, Column]) -> None:
+        """Take over rows written earlier."""
+        self._rows += _packed(rows)
+
+    def trace(self) -> Trace:
+        """What was recorded so far."""
+        return Trace(self.rows(), list(self.events))

@@ -1,0 +1,1 @@
+"""Convolutions and pooling of many small models in one launch."""

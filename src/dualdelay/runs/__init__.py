@@ -1,0 +1,1 @@
+"""What a person calls: simulate, train, resume, replay, compare and sweep."""

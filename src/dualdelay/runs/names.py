@@ -1,0 +1,243 @@
+"""The names of things: ``dude[lr=0.05,wait_for=3]`` on the shell, {"name": "dude", "lr": 0.05} in a run's folder."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import hashlib
+import inspect
+import itertools
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ..algorithms import ALGORITHMS
+from ..core.errors import BadInput, DualDelayError, nearest, shortened, shown
+from ..problems import PROBLEMS
+from ..simulation.availability import SPEEDS
+from ..simulation.link import Link
+from ..workers.ray_fleet import RayFleet
+
+_LONGEST = 1_000_000  # characters of a text that names something
+_DEEPEST = 50  # brackets within brackets in it
+_ALTERNATIVES = 10_000  # that one text may stand for
+
+REGISTRIES: dict[str, dict[str, Any]] = {
+    "algorithm": ALGORITHMS,
+    "problem": PROBLEMS,
+    "speeds": SPEEDS,
+    "link": {"link": Link},
+    "fleet": {"ray": RayFleet},
+}
+
+
+def parameters(kind: Any) -> dict[str, inspect.Parameter]:
+    """What a class takes, by name."""
+    return {name: p for name, p in inspect.signature(kind).parameters.items() if p.kind is not p.VAR_KEYWORD}
+
+
+def build(kind: str, name: str, values: Mapping[str, Any]) -> Any:
+    """Make the algorithm, problem or speed model of that name."""
+    registry = REGISTRIES[kind]
+    if name not in registry:
+        raise BadInput(f"there is no {kind} {shown(name)}; {nearest(name, registry)}")
+    known = parameters(registry[name])
+    for key in values:
+        if key not in known:
+            raise BadInput(f"{name} has no parameter {shown(key)}; {nearest(key, known)}")
+    lacking = [key for key, p in known.items() if p.default is p.empty and key not in values]
+    if lacking:
+        raise BadInput(f"{name} needs {', '.join(lacking)}: write {name}[{','.join(f'{key}=...' for key in lacking)}].")
+    try:
+        return registry[name](**values)
+    except DualDelayError:
+        raise
+    except Exception as error:  # whatever becomes of a value that nobody thought of
+        said = shortened(str(error) or type(error).__name__)
+        raise BadInput(f"{name} cannot be made from {shown(dict(values))}: {said}") from error
+
+
+def call(text: str) -> tuple[str, dict[str, Any]]:
+    """The name and the settings of a text such as ``dude[lr=0.05]``."""
+    require_text(text)
+    name, bracket, rest = text.strip().partition("[")
+    if bracket and not rest.endswith("]"):
+        raise BadInput(f"{shown(text)} has an open bracket; expected {shortened(name)}[parameter=value,...].")
+    values: dict[str, Any] = {}
+    for part in _split(rest[:-1]):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise BadInput(f"{shown(part)} in {shown(text)} is no setting; expected parameter=value.")
+        if key.strip() in values:
+            raise BadInput(f"{shown(text)} gives {shortened(key.strip())} twice; give it once.")
+        values[key.strip()] = _value(value.strip())
+    return name, values
+
+
+def require_text(text: str) -> None:
+    """Refuse a text that names nothing: too long, with brackets too deep, or with a zero byte in it."""
+    if not isinstance(text, str):
+        raise BadInput(f"{shown(text)} is no text; expected a name with its settings, such as 'dude[lr=0.05]'.")
+    if len(text) > _LONGEST:
+        raise BadInput(f"{shown(text)} is too long; expected {_LONGEST:,} characters at most. Give long lists in Python.")
+    if any(character == "\0" or "\ud800" <= character <= "\udfff" for character in text):
+        raise BadInput(f"{shown(text)} has a zero byte or bytes that are no UTF-8 in it; leave them out.")
+    deepest = max(itertools.accumulate((c in "[({") - (c in "])}") for c in text), default=0)
+    if deepest > _DEEPEST:
+        raise BadInput(f"{shown(text)} has {deepest:,} brackets within one another; expected {_DEEPEST} at most.")
+
+
+def parse(kind: str, text: str, **defaults: Any) -> Any:
+    """Make what a text such as ``dude[lr=0.05]`` names; ``defaults`` fill in what it has and the text leaves out."""
+    name, values = call(text)
+    if name in REGISTRIES[kind]:
+        known = parameters(REGISTRIES[kind][name])
+        values = {key: value for key, value in defaults.items() if key in known} | values
+    return build(kind, name, values)
+
+
+def alternatives(text: str) -> list[str]:
+    """Every text that one with alternatives stands for: ``dude[lr=0.01|0.05]`` for two, in the order of their values."""
+    require_text(text)
+    name, bracket, rest = text.strip().partition("[")
+    if "|" not in rest or not rest.endswith("]"):
+        return [text]
+    choices = []
+    for part in _split(rest[:-1]):
+        key, equals, values = part.partition("=")
+        choices.append([f"{key}{equals}{value.strip()}" for value in _split(values, "|")] or [part])
+    if (count := math.prod(map(len, choices))) > _ALTERNATIVES:
+        raise BadInput(f"{shown(text)} stands for {count:,} alternatives; expected {_ALTERNATIVES:,} at most.")
+    return [f"{name}{bracket}{','.join(chosen)}]" for chosen in itertools.product(*choices)]
+
+
+def _split(text: str, at: str = ",") -> list[str]:
+    """The parts between commas, or what else they are split at, that stand in no bracket."""
+    parts, depth, part = [], 0, ""
+    for character in text:
+        depth += (character in "[(") - (character in "])")
+        if character == at and depth == 0:
+            parts.append(part)
+            part = ""
+        else:
+            part += character
+    return [part for part in (*parts, part) if part.strip()]
+
+
+def _value(text: str) -> Any:
+    words = {"true": True, "false": False, "none": None, "inf": math.inf, "infinity": math.inf}
+    if text.lower() in words:
+        return words[text.lower()]
+    try:
+        return ast.literal_eval(text)
+    except (RecursionError, MemoryError):  # a sum of a hundred thousand numbers, say
+        raise BadInput(f"the value {shown(text)} is too complicated; expected a number, a list or a word.") from None
+    except (ValueError, SyntaxError, TypeError):
+        if len(text) > 100 and text.removeprefix("-").isdecimal():  # Python reads no number of thousands of digits
+            raise BadInput(f"the value {shown(text)} is too large; expected a number of fewer digits.") from None
+    name = text.partition("[")[0]
+    for kind, registry in REGISTRIES.items():
+        if name in registry and "[" in text:
+            return parse(kind, text)
+    return text
+
+
+def settings(thing: Any) -> dict[str, Any]:
+    """What builds a thing again, by parameter; {} if it cannot say."""
+    if dataclasses.is_dataclass(thing):
+        return {f.name: getattr(thing, f.name) for f in dataclasses.fields(thing) if f.init and f.repr}
+    return dict(getattr(thing, "settings", {}))
+
+
+def describe(thing: Any) -> dict[str, Any]:
+    """A thing as plain values: its name and settings, or for a class that is not in our tables its Python name alone."""
+    for registry in REGISTRIES.values():
+        for name, known in registry.items():
+            if type(thing) is known:
+                try:
+                    return {"name": name} | {key: _plain(value) for key, value in settings(thing).items()}
+                except TypeError:
+                    break  # it was made from something that has no name
+    known_by: dict[str, Any] = {"class": type(thing).__qualname__}
+    if dataclasses.is_dataclass(thing):
+        known_by["repr"] = repr(thing)
+    if not hasattr(thing, "fingerprint"):  # a problem has one, of its data
+        declared = {f.name for f in dataclasses.fields(thing)} if dataclasses.is_dataclass(thing) else set()
+        public = {name: value for name, value in getattr(thing, "__dict__", {}).items() if not name.startswith("_")}
+        known_by |= {"has": {name: _said(value) for name, value in public.items() if name not in declared}}
+    return known_by
+
+
+def _said(value: Any) -> str:
+    """A value in words that are the same for equal values in every process; a long one by its digest."""
+    text = repr(value.tolist()) if hasattr(value, "tolist") else repr(value)
+    if " at 0x" in text:  # of a function or a thing without a repr: what it is called has to do
+        text = getattr(value, "__qualname__", type(value).__qualname__)
+    return text if len(text) < 200 else f"{text[:50]}... {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def _plain(value: Any) -> Any:
+    if any(type(value) is known for registry in REGISTRIES.values() for known in registry.values()):
+        description = describe(value)
+        if "name" not in description:
+            raise TypeError(f"a {type(value).__name__} has no name")
+        return description
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"a {type(value).__name__} has no name")
+
+
+def rebuild(kind: str, description: Mapping[str, Any], given: Any = None, *, verb: str = "resume") -> Any:
+    """The thing that was described; what the user gave again to ``dd.VERB`` is taken instead if it fits the description."""
+    if given is not None:
+        if describe(given) != description:
+            was, now = (shortened(str(one), 800) for one in (dict(description), describe(given)))
+            raise BadInput(f"the recorded {kind} is {was}, but {now} was given; pass the same.")
+        return given
+    if not isinstance(description.get("name"), str):
+        raise BadInput(
+            f"the recorded {kind} is a {description.get('class')}, which cannot be built from its name. Pass it again, in "
+            f"Python: dd.{verb}(folder, {kind}=...)."
+        )
+    values = {key: _rebuilt(value) for key, value in description.items() if key != "name"}
+    return build(kind, description["name"], values)
+
+
+def _rebuilt(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        for kind, registry in REGISTRIES.items():
+            if value.get("name") in registry:
+                return rebuild(kind, value)
+    return value
+
+
+def label(thing: Any) -> str:
+    """The short text for legends and tables: the name, and the settings that are not the defaults."""
+    description = describe(thing)
+    name = str(description.get("name", description.get("class")))
+    known = parameters(type(thing))
+    told = {key: value for key, value in settings(thing).items() if key in known and _differs(value, known[key].default)}
+    inside = ",".join(f"{key}={_text(value)}" for key, value in told.items())
+    return f"{name}[{inside}]" if inside else name
+
+
+def _differs(value: Any, default: Any) -> bool:
+    try:
+        return bool(value != default)
+    except (TypeError, ValueError, RuntimeError):  # an array, say, which is nobody's default
+        return True
+
+
+def _text(value: Any) -> str:
+    try:
+        return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+    except (TypeError, ValueError):
+        named = any(type(value) is known for registry in REGISTRIES.values() for known in registry.values())
+        return label(value) if named or dataclasses.is_dataclass(value) else _said(value)

@@ -1,0 +1,1 @@
+"""Virtual time: speeds, availability, links, clocks, and workers simulated in this process."""

@@ -1,0 +1,123 @@
+"""Gradients of jobs in flight on several cores: one thread each, whoever is free takes the oldest."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from ..core import Problem
+from ..core.devices import use_threads
+from .gradients import Found, Gradients, Key
+
+_WORTH = 3e-3  # seconds: shorter gradients are mostly Python, and two threads of that get in each other's way
+
+
+class _Job:
+    """A gradient that was asked for; what it came to is there once it is done."""
+
+    def __init__(self, worker: int, draw: int, x: Tensor) -> None:
+        self.worker, self.draw, self.x = worker, draw, x
+        self.found: Found | None = None
+        self.error: BaseException | None = None
+
+    def run(self, problem: Problem) -> None:
+        """Compute it."""
+        try:
+            self.found = Found(*problem.gradient(self.x, self.worker, self.draw))
+        except BaseException as error:  # it is raised where the gradient is due, whatever it is: here nobody would see it
+            self.error = error
+
+    @property
+    def done(self) -> bool:
+        """Whether it was computed."""
+        return self.found is not None or self.error is not None
+
+
+class Cores(Gradients):
+    """Jobs are computed ahead of time by several threads; the result does not depend on who does which.
+
+    The calling thread is one of them: while the gradient that is due is being computed elsewhere, it takes another job.
+    """
+
+    def __init__(self, problem: Problem, cores: int, threads: int) -> None:
+        super().__init__(problem)
+        self._threads = threads
+        self._jobs: dict[Key, _Job] = {}
+        self._waiting: dict[Key, _Job] = {}  # in order of sending
+        self._change = threading.Condition()
+        self._closed = False
+        self._helpers = [threading.Thread(target=self._help, args=(problem.twin(),), daemon=True) for _ in range(cores - 1)]
+        for helper in self._helpers:
+            helper.start()
+
+    def begin(self, worker: int, draw: int, x: Tensor) -> None:
+        job = _Job(worker, draw, x)
+        with self._change:
+            self._jobs[worker, draw] = self._waiting[worker, draw] = job
+            self._change.notify()
+
+    def take(self, worker: int, draw: int, x: Tensor) -> Found:
+        job = self._jobs[worker, draw]
+        while not job.done:
+            with self._change:
+                mine = self._waiting.pop((worker, draw), None) or self._oldest()
+                while mine is None and not job.done:
+                    self._change.wait()
+                    mine = self._oldest()
+            if mine is not None:
+                mine.run(self._problem)
+        if job.error is not None:
+            raise job.error
+        assert job.found is not None
+        return job.found
+
+    def ended(self, worker: int, draws: Iterable[int]) -> None:
+        with self._change:
+            for draw in draws:
+                self._jobs.pop((worker, draw), None)
+                self._waiting.pop((worker, draw), None)
+
+    def close(self) -> None:
+        with self._change:
+            self._closed = True
+            self._waiting.clear()
+            self._change.notify_all()
+        for helper in self._helpers:
+            helper.join()
+
+    def _oldest(self) -> _Job | None:
+        return self._waiting.pop(next(iter(self._waiting))) if self._waiting else None
+
+    def _help(self, problem: Problem) -> None:
+        use_threads(self._threads)
+        while True:
+            with self._change:
+                while not (self._waiting or self._closed):
+                    self._change.wait()
+                if self._closed:
+                    return
+                job = self._oldest()
+            if job is not None:
+                job.run(problem)
+                with self._change:
+                    self._change.notify_all()
+
+
+def cores_worth(problem: Problem, cores: int | None) -> int:
+    """How many cores to use: as many as asked for, or all if a gradient takes long enough; one if it must be alone."""
+    if not problem.parallel or cores == 1:
+        return 1
+    if cores is not None:
+        return cores
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if available == 1:
+        return 1
+    x = problem.start(0)
+    problem.gradient(x, 0, 0)  # the first is slower
+    begin = time.perf_counter()
+    problem.gradient(x, 0, 0)
+    return available if time.perf_counter() - begin > _WORTH else 1

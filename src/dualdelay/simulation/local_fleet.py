@@ -1,0 +1,167 @@
+"""Workers simulated in this process, by a virtual clock or in the order of a recorded run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core import Arrival, Job, Problem
+from ..core.compression import size_of, unpacked
+from ..core.devices import use_threads
+from ..engine.events import Due
+from ..engine.fleet import NOTHING, Fleet, Message, Model, answer
+from .clocks import Clock, RecordedClock, VirtualClock
+from .gradients import Gradients
+
+
+class LocalFleet(Fleet):
+    """Workers simulated in this process."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        clock: Clock,
+        message: Message,
+        threads: int | None = None,
+        gradients: Gradients | None = None,
+    ) -> None:
+        """Workers use ``threads`` threads of torch, by default as many as the server, and compute when they are due."""
+        super().__init__(problem)
+        self._gradients = gradients or Gradients(problem)
+        self._apart = None if threads is None else ThreadPoolExecutor(1, initializer=use_threads, initargs=(threads,))
+        self._norm: float | Tensor | None = None  # of the last gradient, if it is known
+        self.norms: list[Tensor] = []  # of replicas' gradients that were taken for finite, unseen
+        self.clock = clock
+        self._message = message
+        self._held: dict[int, Tensor] = {}
+        self._keep: Tensor | None = None  # what the last sender will keep if it is accepted
+        self._up = 0  # the bytes that a job's answer has, once that is known
+
+    def begin(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._gradients.close()
+        if self._apart is not None:
+            self._apart.shutdown()
+
+    def peek(self) -> Due | None:
+        return self.clock.peek()
+
+    def pop(self) -> None:
+        self.clock.pop()
+
+    @property
+    def ready(self) -> bool:
+        """Whether what happens next can happen without computing a gradient."""
+        due = self.clock.peek()
+        return due is None or due.kind != "arrival" or self._gradients.known(due.worker, due.draw)
+
+    @property
+    def hope(self) -> bool:
+        return not isinstance(self.clock, VirtualClock) or self.clock.hope
+
+    @property
+    def never(self) -> list[int]:
+        return self.clock.never if isinstance(self.clock, VirtualClock) else []
+
+    def arrival(self, due: Due) -> Arrival:
+        if due.kind == "wake":
+            return Arrival(None, NOTHING, due.time, 0.0, math.nan)
+        model = self._jobs[due.worker][due.draw]
+        job = Job(due.worker, due.draw, model.version)
+        if due.kind != "arrival":
+            if due.kind == "rejected" and not self._gradients.known(due.worker, due.draw):
+                self._gradients.take(due.worker, due.draw, model.x)  # so that later calls hold what they held
+            return Arrival(job, NOTHING, due.time, due.seconds, math.nan)
+        if self._apart is None:
+            found = self._gradients.take(due.worker, due.draw, model.x)
+        else:
+            found = self._apart.submit(self._gradients.take, due.worker, due.draw, model.x).result()
+        loss: Any = found.loss
+        done = answer(found.gradient, loss, model.x, self._message, self._held.get(due.worker))
+        self._keep, self._norm = done.keep, found.norm
+        value = unpacked(done.value)
+        size = done.value.nbytes if isinstance(done.value, Tensor) and value.ndim == 1 else size_of(done.value)
+        return Arrival(job, value, due.time, due.seconds, done.loss, size)
+
+    def finite(self, a: Arrival) -> bool:
+        if isinstance(self._norm, Tensor):
+            self.norms.append(self._norm)
+            return True
+        return super().finite(a) if self._norm is None or self._keep is not None else math.isfinite(self._norm)
+
+    def retry(self, a: Arrival) -> None:
+        assert a.job is not None
+        self._gradients.ended(a.worker, [a.job.draw])
+        super().retry(a)
+
+    def accept(self, a: Arrival) -> None:
+        assert a.job is not None
+        del self._jobs[a.worker][a.job.draw]
+        self._gradients.ended(a.worker, [a.job.draw])
+        if self._keep is not None:
+            self._held[a.worker] = self._keep
+
+    def held(self) -> dict[int, Tensor]:
+        return self._held
+
+    def forget(self, worker: int) -> Tensor | None:
+        return self._held.pop(worker, None)
+
+    def restore(self, worker: int, held: Tensor) -> None:
+        self._held[worker] = held
+
+    def _lend(self, version: int, x: Tensor) -> Model:
+        return Model(version, x)
+
+    def _weights(self, model: Model) -> Tensor:
+        x: Tensor = model.x
+        return x
+
+    def _begin(self, worker: int, draw: int, model: Model, *, sent: bool) -> None:
+        down = size_of(model.x) if sent else 0  # for one more draw the model is there already
+        self.clock.begin(worker, draw, self._problem.batches(worker), down, self._answer_bytes(model.x))
+        self._gradients.begin(worker, draw, model.x)
+
+    def _begin_first(self, worker: int, draw: int, model: Model) -> None:
+        self.clock.retry(worker, draw, self._problem.batches(worker), self._answer_bytes(model.x))
+        self._gradients.begin(worker, draw, model.x)
+
+    def _answer_bytes(self, x: Tensor) -> int:
+        """The bytes of an answer, which must be known when a job is sent: by trying; they depend on the length alone."""
+        if self._up == 0:
+            self._up = size_of(self._message(torch.zeros_like(x), None)[0])
+        return self._up
+
+    def dismiss(self, worker: int, text: str) -> None:
+        self.clock.dismiss(worker, text)
+
+    def cancel(self, worker: int) -> None:
+        self._gradients.ended(worker, self._jobs.get(worker, ()))
+        super().cancel(worker)
+
+    def _cancelled(self, worker: int) -> None:
+        self.clock.cancel(worker, self._draws[worker])
+
+    def _wake(self, time: float) -> None:
+        self.clock.wake(time)
+
+    def save(self) -> dict[str, Any]:
+        assert isinstance(self.clock, VirtualClock), "a replay is not saved: it can be made again"
+        return {"clock": self.clock.save(), "gradients": self._gradients.save(), **super().save()}
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        self._held.clear()
+        super().load(saved)
+        in_flight = {(worker, draw): m.x for worker, jobs in self._jobs.items() for draw, m in jobs.items()}
+        if isinstance(self.clock, VirtualClock):
+            self.clock.load(saved["clock"])
+        elif isinstance(self.clock, RecordedClock):
+            self.clock.load(in_flight)
+        self._gradients.load(saved.get("gradients", []), in_flight)

@@ -1,0 +1,274 @@
+"""How long a worker computes: pure models of ``seconds(worker, draw, start)``, each draw named by (seed, worker, draw)."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+from ..core.draws import Draws
+from ..core.errors import (
+    BadInput,
+    is_finite,
+    require_kind,
+    require_positive,
+    require_several,
+    require_workers,
+    shown,
+    take_plain_numbers,
+)
+from .input_columns import floats, recorded_times
+
+_STANDARD = NormalDist()
+_WIDEST = 20.0  # a standard deviation of the logarithm beyond which times would leave the range of numbers
+_STRETCHES = 100_000  # of a worker's pace in one job, after which something is not as it was meant
+
+
+class SpeedModel(ABC):
+    """How long each job takes."""
+
+    n: int  # workers
+
+    @abstractmethod
+    def seconds(self, worker: int, draw: int, start: float = 0.0) -> float:
+        """The time worker ``worker`` computes on one minibatch as its job number ``draw``, begun at ``start``."""
+
+    def job(self, worker: int, draw: int, start: float, batches: int) -> float:
+        """The time of a job of several minibatches, all at the pace of its first."""
+        return self.seconds(worker, draw, start) * batches
+
+
+@dataclass(frozen=True)
+class FixedSpeeds(SpeedModel):
+    """Worker i always takes ``times[i]`` seconds: the paper's fixed-computation-speed model."""
+
+    times: Sequence[float]
+    """Seconds per gradient, one number for each worker."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "times", floats("times", self.times))
+        object.__setattr__(self, "n", len(self.times))
+
+    def seconds(self, worker: int, draw: int, start: float = 0.0) -> float:
+        return self.times[worker]
+
+
+@dataclass(frozen=True)
+class TruncatedNormalSpeeds(SpeedModel):
+    """Each worker's fixed time is drawn once from a normal conditioned on being above zero: the paper's TN(mean, std).
+
+    Mean and standard deviation are those of the normal before truncation: with mean 1 and std 5 a worker takes 4.4 seconds
+    on average. The density at zero is positive, so one very fast worker is no accident.
+    """
+
+    n: int
+    """Number of workers."""
+    std: float = 1.0
+    """Standard deviation before truncation; the paper uses 1 and 5."""
+    seed: int | None = None
+    """Names the draw; None: the run's own seed does."""
+    mean: float = 1.0
+    """Mean before truncation."""
+
+    def __post_init__(self) -> None:
+        take_plain_numbers(self)
+        require_workers("n", self.n)
+        require_positive("std", self.std)
+        if not is_finite(self.mean):
+            raise BadInput(f"mean is {shown(self.mean)}; expected a finite number.")
+        below = _STANDARD.cdf(-self.mean / self.std)  # the probability that is cut away
+        if below > 1 - 1e-9:
+            raise BadInput(f"mean is {self.mean} with std {self.std}: almost nothing is above zero; raise the mean.")
+        draws = Draws(self.seed or 0, "speeds")
+        levels = (below + draws.uniform(worker) * (1.0 - below) for worker in range(self.n))
+        times = [self.mean + self.std * _STANDARD.inv_cdf(min(level, 1 - 2**-53)) for level in levels]
+        if not all(map(math.isfinite, times)):
+            raise BadInput(f"mean is {self.mean} with std {self.std}: times are too large for a number; lower them.")
+        object.__setattr__(self, "times", tuple(max(time, 1e-12) for time in times))  # rounding may reach zero
+
+    def seconds(self, worker: int, draw: int, start: float = 0.0) -> float:
+        times: tuple[float, ...] = self.__dict__["times"]
+        return times[worker]
+
+
+@dataclass(frozen=True)
+class _RandomSpeeds(SpeedModel):
+    means: Sequence[float]
+    """Mean seconds per gradient, one number for each worker."""
+    seed: int | None = None
+    """Names the draws; None: the run's own seed does."""
+
+    def __post_init__(self) -> None:
+        take_plain_numbers(self)
+        object.__setattr__(self, "means", floats("means", self.means))
+        object.__setattr__(self, "n", len(self.means))
+        object.__setattr__(self, "draws", Draws(self.seed or 0, "speeds"))
+
+    def _uniform(self, worker: int, draw: int) -> float:
+        draws: Draws = self.__dict__["draws"]
+        return draws.uniform(worker, draw)
+
+
+@dataclass(frozen=True)
+class ExponentialSpeeds(_RandomSpeeds):
+    """Every job's time is drawn from an exponential distribution with the worker's mean."""
+
+    def seconds(self, worker: int, draw: int, start: float = 0.0) -> float:
+        return -self.means[worker] * math.log(self._uniform(worker, draw))
+
+
+@dataclass(frozen=True)
+class LognormalSpeeds(_RandomSpeeds):
+    """Every job's time is drawn from a lognormal distribution with the worker's mean."""
+
+    sigma: float = 1.0
+    """Standard deviation of the logarithm."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive("sigma", self.sigma, _WIDEST)
+
+    def seconds(self, worker: int, draw: int, start: float = 0.0) -> float:
+        normal = _STANDARD.inv_cdf(self._uniform(worker, draw))
+        return self.means[worker] * math.exp(self.sigma * normal - self.sigma**2 / 2)
+
+
+@dataclass(frozen=True)
+class ParetoSpeeds(_RandomSpeeds):
+    """Every job's time is drawn from a Pareto distribution with the worker's mean: mostly quick, sometimes very long."""
+
+    shape: float = 2.0
+    """Tail exponent, above 1 so that the mean exists; the smaller, the heavier the tail."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive("shape", self.shape)
+        if self.shape <= 1:
+            raise BadInput(f"shape is {self.shape}; expected above 1, since otherwise there is no mean.")
+
+    def seconds(self, worker: int, draw: int, start: float = 0.0) -> float:
+        least = self.means[worker] * (self.shape - 1) / self.shape
+        return float(least * self._uniform(worker, draw) ** (-1 / self.shape))
+
+
+@dataclass(frozen=True)
+class PacedSpeeds(SpeedModel):
+    """Another model whose workers change pace; a job under way changes pace with its worker.
+
+    One may stand in another: the factors multiply at every moment, so the order does not matter.
+    """
+
+    speeds: SpeedModel
+    """The times at factor 1."""
+
+    def __post_init__(self) -> None:
+        require_kind("speeds", self.speeds, SpeedModel, "dd.FixedSpeeds([1.0, 2.0]); on the shell 'fixed[times=[1,2]]'")
+        object.__setattr__(self, "n", self.speeds.n)
+
+    @abstractmethod
+    def stretch(self, worker: int, time: float) -> tuple[float, float]:
+        """How many times slower this model makes a worker from ``time`` on (infinitely: it pauses), and until when."""
+
+    def pace(self, worker: int, time: float) -> tuple[float, float]:
+        """The same of this model and those in it together."""
+        factor, until = self.stretch(worker, time)
+        if not isinstance(self.speeds, PacedSpeeds):
+            return factor, until
+        other, sooner = self.speeds.pace(worker, time)
+        return factor * other, min(until, sooner)
+
+    def work(self, worker: int, draw: int, start: float, batches: int) -> float:
+        """The time of a job at factor 1."""
+        inner = self.speeds.work if isinstance(self.speeds, PacedSpeeds) else self.speeds.job
+        return inner(worker, draw, start, batches)
+
+    def seconds(self, worker: int, draw: int, start: float = 0.0) -> float:
+        return self.job(worker, draw, start, 1)
+
+    def job(self, worker: int, draw: int, start: float, batches: int) -> float:
+        work, now, (factor, until) = self.work(worker, draw, start, batches), start, self.pace(worker, start)
+        stretches = 0
+        while work * factor > until - now:
+            stretches += 1
+            if stretches > _STRETCHES:
+                raise BadInput(
+                    f"worker {worker} changes its pace more than {_STRETCHES:,} times in one job, its number {draw}, which "
+                    f"began at time {start:g}; expected fewer. Let each pace last longer, or jobs be shorter."
+                )
+            after, later = self.pace(worker, until)
+            if after != factor:  # otherwise the stretch goes on, and nothing is rounded
+                work, now, factor = work - (until - now) / factor, until, after
+                if work <= 0:  # it ended with the stretch, but for rounding
+                    return now - start
+            until = later
+        return now - start + work * factor
+
+
+@dataclass(frozen=True)
+class ChangingSpeeds(PacedSpeeds):
+    """Another model whose workers grow slower or faster at given times; a job under way changes pace with its worker."""
+
+    changes: Sequence[float]
+    """The moments of change, rising."""
+    factors: Sequence[Sequence[float]]
+    """For each stretch of time, one more than there are changes, how many times slower each worker is."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_several("changes", self.changes, "times")
+        require_several("factors", self.factors, "lists of numbers, one for each worker")
+        try:
+            changes = tuple(float(change) for change in self.changes)
+        except (TypeError, ValueError, OverflowError):
+            changes = (math.nan,)
+        if list(changes) != sorted(set(changes)) or not all(math.isfinite(change) for change in changes):
+            raise BadInput(f"changes is {shown(self.changes)}; expected finite times, each above the one before.")
+        factors = tuple(floats(f"factors[{k}]", row) for k, row in enumerate(self.factors))
+        if len(factors) != len(changes) + 1 or any(len(row) != self.speeds.n for row in factors):
+            raise BadInput(
+                f"factors has rows of lengths {[len(row) for row in factors]}; expected {len(changes) + 1} rows (one more "
+                f"than changes) of {self.speeds.n} numbers (one for each worker)."
+            )
+        object.__setattr__(self, "changes", changes)
+        object.__setattr__(self, "factors", factors)
+
+    def stretch(self, worker: int, time: float) -> tuple[float, float]:
+        k = bisect_right(self.changes, time)
+        return self.factors[k][worker], self.changes[k] if k < len(self.changes) else math.inf
+
+
+@dataclass(frozen=True)
+class RecordedSpeeds(SpeedModel):
+    """Times that were measured: worker i's job number k takes ``times[i][k]``, from the front again when they run out."""
+
+    times: str | Path | Sequence[Sequence[float]]
+    """One list of seconds for each worker; or a .csv or .parquet file, columns worker and seconds, a row for each job."""
+
+    def __post_init__(self) -> None:
+        given = recorded_times(Path(self.times)) if isinstance(self.times, (str, Path)) else self.times
+        require_several("times", given, "lists of seconds, one for each worker")
+        rows = tuple(floats(f"times[{worker}]", row) for worker, row in enumerate(given))
+        if not rows:
+            raise BadInput("times is empty; expected one list of seconds for each worker.")
+        object.__setattr__(self, "times", rows)
+        object.__setattr__(self, "n", len(rows))
+
+    def seconds(self, worker: int, draw: int, start: float = 0.0) -> float:
+        times: tuple[tuple[float, ...], ...] = self.__dict__["times"]
+        return times[worker][draw % len(times[worker])]
+
+
+SPEEDS: dict[str, Any] = {
+    "fixed": FixedSpeeds,
+    "truncated_normal": TruncatedNormalSpeeds,
+    "exponential": ExponentialSpeeds,
+    "lognormal": LognormalSpeeds,
+    "pareto": ParetoSpeeds,
+    "changing": ChangingSpeeds,
+    "recorded": RecordedSpeeds,
+}

@@ -1,0 +1,100 @@
+"""A real worker's own half: it computes what it is asked for, once, and keeps what the server has accepted."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core import Problem, Samples
+from ..core.compression import Packed
+from ..core.devices import use_threads
+from ..engine.fleet import Message, answer
+from .messages import Array, Reply, Request
+
+
+class Worker:
+    """One worker's process.
+
+    What it keeps changes only when a request says that the server took the last reply, so a reply that was lost or turned
+    down leaves no trace. A repeated request gets the same reply, one that was overtaken gets none.
+    """
+
+    def __init__(self, worker: int, problem: Problem, message: Message, threads: int) -> None:
+        self._worker, self._problem, self._message, self._threads = worker, problem, message, threads
+        self._lock = threading.Lock()
+        self._sequence = -1  # of the last request
+        self._reply: Reply | None = None  # the answer to it
+        self._keep: Tensor | None = None  # what is kept once that is accepted
+        self._held: Tensor | None = None
+        self._x = torch.empty(0)  # a model of our own: what Ray hands out is read-only
+
+    def compute(self, request: Request, x: Array, held: Array | None) -> Reply | None:
+        """Do a job; ``held`` is what this worker is to keep if it is new."""
+        with self._lock:
+            if request.sequence < self._sequence:
+                return None
+            if request.sequence == self._sequence:
+                return self._reply
+            if request.unit:
+                self._problem.weigh(request.unit)
+            if request.accepted == self._sequence and self._sequence >= 0:
+                self._held = self._keep
+            elif request.accepted < 0:
+                self._held = None if held is None else torch.from_numpy(held.copy())
+            self._sequence, self._keep, self._reply = request.sequence, None, None
+        start = time.perf_counter()
+        try:
+            model = self._own(x)
+            gradient, loss = self._problem.gradient(model, self._worker, request.draw)
+            done = answer(gradient, float(loss), model, self._message, self._held)
+            value = done.value.arrays() if isinstance(done.value, Packed) else done.value.detach().cpu().numpy()
+        except BaseException:  # also sys.exit: a process that ends itself in silence would be missed for long
+            reply = Reply(request, np.empty(0), False, float("nan"), time.perf_counter() - start, traceback.format_exc())
+            keep = None
+        else:
+            keep = done.keep
+            reply = Reply(request, value, keep is not None, done.loss, time.perf_counter() - start)
+        with self._lock:
+            self._reply, self._keep = reply, keep
+        return reply
+
+    def measure(self, x: Array, samples: Samples, unit: float) -> dict[str, Any] | str:
+        """This worker's part of an evaluation, with the seconds it took, or a traceback."""
+        start = time.perf_counter()
+        try:
+            if unit:
+                self._problem.weigh(unit)
+            self._problem.samples(self._worker)  # its data may have to be built, which is no part of it
+            start, model = time.perf_counter(), self._own(x)
+            few = () if samples is None else (samples,)
+            part = self._problem.measure(model, self._worker, *few)
+            sent = {name: v.detach().cpu().numpy() if isinstance(v, Tensor) else v for name, v in part.items()}
+            return {**sent, "loss": float(sent["loss"]), "seconds": time.perf_counter() - start}
+        except BaseException:
+            return traceback.format_exc()
+
+    def samples(self) -> int | str | None:
+        """How many samples this worker has, or why it cannot say."""
+        try:
+            return self._problem.samples(self._worker)
+        except BaseException:
+            return traceback.format_exc()
+
+    def held(self, accepted: int) -> Array | None:
+        """What this worker keeps, given the last reply that the server took."""
+        with self._lock:
+            held = self._keep if accepted == self._sequence and accepted >= 0 else self._held
+            return None if held is None else held.numpy()
+
+    def _own(self, x: Array) -> Tensor:
+        use_threads(self._threads)
+        if self._x.shape != x.shape:
+            self._x = torch.empty(x.shape, dtype=torch.from_numpy(np.empty(0, x.dtype)).dtype)
+        np.copyto(self._x.numpy(), x)
+        return self._x

@@ -1,0 +1,77 @@
+"""The page that leads from an empty folder to a model of one's own: every file on it is written and run."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import dualdelay as dd
+
+PAGE = Path(__file__).parents[2] / "docs" / "own_model.md"
+FILES = dict(re.findall(r"```python (\S+)\n(.*?)```", PAGE.read_text(), re.S))
+
+
+@pytest.fixture
+def page(inside: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The files of the page in an empty folder; its modules are known while a test lasts."""
+    for name, text in FILES.items():
+        Path(name).write_text(text)
+    monkeypatch.syspath_prepend(str(inside))
+    made = SimpleNamespace(folder=inside, program=lambda name: runpy.run_path(name, run_name="__main__"))
+    yield made
+    for name in ("site_data", "setting"):
+        sys.modules.pop(name, None)
+
+
+def test_the_page_has_these_files() -> None:
+    assert list(FILES) == ["site_data.py", "setting.py", "rehearse.py", "train.py", "resume.py", "use.py"]
+
+
+def test_the_rehearsal_learns(page: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    page.program("rehearse.py")
+    said = eval(capsys.readouterr().out, {"nan": float("nan")})
+    assert said["updates"] == 400 and said["accuracy"] > 0.85 and said["tau_max"] > 20 and said["answered"] == 4
+
+
+@pytest.mark.real
+def test_four_uneven_sites_are_trained_interrupted_resumed_used_and_replayed(
+    page: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    endless = Path("setting.py").read_text().replace("UPDATES = 400", "UPDATES = 100_000")
+    Path("setting.py").write_text(endless)  # so that it is interrupted on any machine
+    train = subprocess.Popen([sys.executable, "train.py"], stderr=subprocess.PIPE, text=True)
+    until = time.monotonic() + 120
+    while not Path("run", "config.json").exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    time.sleep(1.0)  # however far it comes by then
+    train.send_signal(signal.SIGTERM)
+    assert train.communicate(timeout=120)[1].splitlines()[-1].endswith("dd.resume goes on") and train.returncode != 0
+    kept = dd.load("run")
+    assert kept.ended == "interrupted"
+    more = kept.version + 60
+    Path("resume.py").write_text(FILES["resume.py"].replace('dd.resume("run",', f'dd.resume("run", updates={more},'))
+    done = subprocess.run([sys.executable, "resume.py"], capture_output=True, text=True, check=True)
+    assert f"Run({more} updates" in done.stdout
+    page.program("use.py")
+    used = capsys.readouterr().out
+    assert used.startswith(f"{more} updates 0.") and "torch.Size([1, 10])" in used
+    import setting
+    import site_data
+
+    site_data.PAUSES[:] = [0.0] * 4
+    again = dd.replay("run", setting.problem, optimizer=setting.optimizer, schedule=setting.schedule)
+    loaded = dd.load("run")
+    assert torch.equal(again.x, loaded.x) and loaded.best is not None
+    assert set(loaded.workers.worker.tolist()) == {0, 1, 2, 3}
+    assert "accuracy" in loaded.workers and (Path("run") / "best.safetensors").exists()

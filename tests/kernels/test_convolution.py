@@ -1,0 +1,126 @@
+"""Many convolutions in one launch against torch's own, one model at a time, with the kernels run by their interpreter."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import conv2d
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+from dualdelay.kernels import convolution
+from helpers import rounding
+
+pytestmark = pytest.mark.numeric
+
+# models, batch, channels, height, width, outputs, kernel, stride, padding
+SHAPES = {
+    "plain": (1, 3, 2, 7, 6, 6, (5, 5), (1, 1), (0, 0)),
+    "padded": (2, 2, 2, 7, 6, 20, (3, 3), (1, 1), (2, 2)),
+    "oblong": (3, 5, 2, 11, 7, 3, (3, 2), (1, 1), (1, 0)),
+    "strided": (1, 3, 2, 8, 9, 17, (3, 3), (2, 2), (1, 1)),
+    "uneven": (2, 2, 3, 8, 7, 9, (2, 3), (2, 3), (0, 2)),
+    "pointwise": (1, 2, 34, 5, 5, 5, (1, 1), (2, 1), (1, 1)),
+    "several chunks": (1, 42, 1, 10, 11, 2, (1, 2), (1, 1), (0, 0)),
+}
+
+
+def tensors(shape: tuple, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    g, b, c, h, w, o, kernel, _, _ = shape
+    make = torch.Generator().manual_seed(1)
+    sizes = (g, b, c, h, w), (g, o, c, *kernel), (g, o)
+    x, weight, bias = (torch.randn(size, generator=make).to(dtype).requires_grad_() for size in sizes)
+    return x, weight, bias
+
+
+def near(a: Tensor, exact: Tensor, terms: int) -> bool:
+    """Whether float32 sums of so many terms and a bias are those of float64, whose own rounding does not show.
+
+    Rounded to short floats at the end they are off by half a last digit more.
+    """
+    close = (rounding(terms + 1, torch.float32) + (rounding(1, a.dtype) if a.dtype == torch.bfloat16 else 0.0)) / 2
+    return a.shape == exact.shape and bool((a.double() - exact).norm() <= close * exact.norm())
+
+
+def terms(y: Tensor, weight: Tensor) -> tuple[int, int, int, int]:
+    """How many numbers are added up in an output, and in a slope of an input, of a weight and of a bias."""
+    _, outputs, channels, height, width = weight.shape
+    places = y[0, :, 0].numel()
+    return channels * height * width, outputs * height * width, places, places
+
+
+@pytest.mark.parametrize("dot", ["fma", "ieee"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_values_and_gradients_are_torchs(name: str, dot: str) -> None:
+    shape = SHAPES[name]
+    inputs = tensors(shape)
+    y = convolution.conv2d(*inputs, *shape[-2:], dot)
+    exact = [t.detach().double().requires_grad_() for t in inputs]
+    expected = torch.stack([conv2d(*model, *shape[-2:]) for model in zip(*exact, strict=True)])
+    most, *rest = terms(y, inputs[1])
+    assert near(y, expected, most)
+    slopes = torch.randn(y.shape, generator=torch.Generator().manual_seed(2))
+    wanted = torch.autograd.grad(expected, exact, slopes.double())
+    for ours, theirs, count in zip(torch.autograd.grad(y, inputs, slopes), wanted, rest, strict=True):
+        assert near(ours, theirs, count)
+
+
+@pytest.mark.parametrize("dot", ["fma", "tf32"])
+def test_a_model_does_not_depend_on_the_others(dot: str) -> None:
+    shape = SHAPES["oblong"]
+    inputs = tensors(shape)
+    y = convolution.conv2d(*inputs, *shape[-2:], dot)
+    gradients = torch.autograd.grad(y, inputs, torch.ones_like(y))
+    alone = [t[1:2].detach().requires_grad_() for t in inputs]
+    one = convolution.conv2d(*alone, *shape[-2:], dot)
+    assert torch.equal(one, y[1:2])
+    for ours, all_models in zip(torch.autograd.grad(one, alone, torch.ones_like(one)), gradients, strict=True):
+        assert torch.equal(ours, all_models[1:2])
+
+
+def test_short_floats_are_summed_in_float32() -> None:  # "fma" alone: the interpreter has no matrix products of them
+    shape = SHAPES["oblong"]
+    inputs = tensors(shape, torch.bfloat16)
+    y = convolution.conv2d(*inputs, *shape[-2:], "fma")
+    exact = [t.detach().double().requires_grad_() for t in inputs]
+    expected = torch.stack([conv2d(*model, *shape[-2:]) for model in zip(*exact, strict=True)])
+    most, *rest = terms(y, inputs[1])
+    assert y.dtype == torch.bfloat16
+    assert near(y, expected, most)
+    slopes = torch.ones_like(y)
+    wanted = torch.autograd.grad(expected, exact, slopes.double())
+    for ours, theirs, count in zip(torch.autograd.grad(y, inputs, slopes), wanted, rest, strict=True):
+        assert ours.dtype == torch.bfloat16
+        assert near(ours, theirs, count)
+
+
+def test_weights_may_be_parts_of_one_flat_tensor() -> None:
+    shape = SHAPES["oblong"]
+    x, weight, bias = tensors(shape)
+    flat = torch.cat([bias.flatten(1), weight.flatten(1)], 1).detach().requires_grad_()
+    parts = flat[:, bias.shape[1] :].view(weight.shape), flat[:, : bias.shape[1]]
+    y, same = (convolution.conv2d(x.detach(), *w, *shape[-2:], "fma") for w in (parts, (weight, bias)))
+    assert torch.equal(y, same)
+    (found,) = torch.autograd.grad(y.sum(), flat)
+    assert torch.equal(found, torch.cat([t.flatten(1) for t in torch.autograd.grad(same.sum(), (bias, weight))], 1))
+
+
+def test_only_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = SHAPES["plain"]
+    x, weight, bias = tensors(shape)
+    y = convolution.conv2d(x.detach(), weight, None, *shape[-2:], "fma")
+    with_bias = convolution.conv2d(x, weight, bias, *shape[-2:], "fma").double()
+    assert near(y + bias[:, None, :, None, None], with_bias, 2 * terms(y, weight)[0])  # of which neither is exact
+    monkeypatch.setattr(convolution, "_correlated", None)  # the gradient of x would call it
+    y.sum().backward()
+    assert x.grad is None
+    assert weight.grad is not None
+    assert y.grad_fn is not None
+
+
+def test_an_unknown_dot_is_refused() -> None:
+    with pytest.raises(ValueError, match="dot must be one of fma, ieee, tf32x3, tf32, not 'half'"):
+        convolution.conv2d(*tensors(SHAPES["plain"]), (1, 1), (0, 0), "half")

@@ -1,0 +1,307 @@
+"""dualdelay advise: the page's numbers against recomputation, which method it names and why, and what it cannot measure."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import dualdelay as dd
+from dualdelay.cli import main
+from dualdelay.cli.advise import _ticking
+from dualdelay.theory.advice import IDLE, KAPPA, advise, round_to, rows_for
+from dualdelay.theory.constants import constants
+from dualdelay.theory.staleness import delays, measured, per_job
+from dualdelay.theory.theorem import horizon, step_size
+
+QUADRATIC = "quadratic[centers=[[0.0],[6.0],[12.0]],noise=0.1]"
+UNEVEN = "fixed[times=[1,2,4]]"
+
+
+def call(*arguments):
+    try:
+        main(("advise", *arguments))
+    except SystemExit as stop:
+        return stop.code
+    return 0
+
+
+def strict(text):
+    def refuse(constant):
+        raise AssertionError(f"{constant} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def clusters(n, apart, curvature=1.0, noise=0.1):
+    """Workers whose minima lie so far apart, around one that is ten away from the start."""
+    return dd.Quadratic([[10.0 + apart * (-1) ** i] for i in range(n)], curvatures=[curvature] * n, noise=noise)
+
+
+# what is said
+
+
+def test_every_number_is_the_one_that_was_measured():
+    problem, speeds = dd.parse("problem", QUADRATIC), dd.FixedSpeeds([1.0, 2.0, 4.0])
+    advice = advise(problem, speeds, time=100.0)
+    assert advice.staleness == tuple(delays(speeds, c, most=20_000) for c in (1, 2, 3))
+    assert advice.constants == constants(problem, problem.start(0))
+    assert advice.wait_for == max(row.wait_for for row in advice.staleness if row.idle_share <= IDLE) == 2
+    made = advice.chosen
+    assert advice.lr == round_to(KAPPA / made.tau_avg) and advice.lr_async == round_to(KAPPA / advice.staleness[0].tau_avg)
+    assert advice.updates == round(100.0 * made.updates_per_second)
+    known = (1.0, 18.0, problem.noise**2, made.tau_max, 3)  # L, the gap 1/2 6^2, sigma^2 in one dimension
+    assert advice.theory_lr == pytest.approx(step_size(*known, advice.updates))
+    assert advice.horizon == pytest.approx(horizon(*known))
+    assert advice.smaller == advice.lr / advice.theory_lr
+    assert advice.even == advice.staleness[2].arrivals_per_second / advice.staleness[0].arrivals_per_second
+    shares = advice.staleness[0].shares
+    # zeta is 6, 0, 6 everywhere, and the gradient is largest at the start, where it is 6
+    assert advice.pull == pytest.approx(math.hypot(shares[0] - 1 / 3, shares[2] - 1 / 3))
+    assert not advice.missing and not advice.notes
+
+
+@pytest.mark.parametrize("n", [1, 2, 6, 7, 10, 30, 100])
+def test_the_rows_end_with_everybody(n):
+    rows = rows_for(n)
+    assert rows == sorted(set(rows)) and rows[0] == 1 and rows[-1] == n and len(rows) <= 11
+    assert n > 6 or rows == list(range(1, n + 1))
+
+
+def test_nearly_equal_speeds_call_for_synchronous_sgd():
+    advice = advise(clusters(4, 50.0), dd.FixedSpeeds([1.0, 1.1, 1.05, 1.0]))
+    assert (advice.method, advice.wait_for, advice.lr) == ("sync", 4, KAPPA)
+    assert advice.even > 0.9 and f"{advice.even:.0%}" in advice.reasons[0]
+    assert advise(clusters(1, 5.0), dd.FixedSpeeds([3.0])).method == "sync", "one worker waits for nobody"
+
+
+def test_like_data_call_for_vanilla_and_unlike_data_for_dude():
+    speeds = dd.FixedSpeeds([1.0, 3.0, 7.0, 9.0])
+    like, unlike = advise(clusters(4, 0.2), speeds), advise(clusters(4, 20.0), speeds)
+    assert (like.method, like.wait_for, like.lr) == ("vanilla", 1, like.lr_async)
+    assert unlike.method == "dude" and unlike.pull > 0.1 > like.pull
+    assert f"{unlike.pull:.2g}" in " ".join(unlike.reasons) and f"{like.pull:.2g}" in " ".join(like.reasons)
+    assert like.even == unlike.even < 0.8
+
+
+def test_unlikeness_that_shows_only_later_counts():
+    # at zero all workers' gradients are alike; their solutions are not
+    problem, speeds = dd.Logistic(workers=10, unlike=3.0, seed=1), dd.TruncatedNormalSpeeds(10, std=5.0, seed=1)
+    advice = advise(problem, speeds, seed=1)
+    first = sum(each.value for each in advice.constants.unlikeness)
+    assert sum(each.value for each in advice.later.unlikeness) > 10 * first
+    assert advice.method == "dude" and advice.pull > 0.1
+
+
+def test_a_large_smoothness_divides_the_step():
+    speeds = dd.FixedSpeeds([1.0, 2.0, 4.0, 4.0])
+    steep, flat = advise(clusters(4, 20.0, 8.0), speeds), advise(clusters(4, 20.0, 0.1), speeds)
+    assert steep.lr == round_to(KAPPA / (8.0 * steep.chosen.tau_avg))
+    assert flat.lr == round_to(KAPPA / flat.chosen.tau_avg), "a small one does not lengthen it"
+
+
+def test_a_step_that_does_not_go_down_is_noted():
+    # a start at the minimum: noise can only lead away from it
+    problem = dd.Quadratic([[0.0], [0.0]], noise=1.0)
+    advice = advise(problem, dd.FixedSpeeds([1.0, 5.0]))
+    assert any("F rose from 0 to" in note and "a quarter" in note for note in advice.notes)
+    assert any("theorem's step is not known" in text for text in advice.missing), "there is no gap"
+
+
+def test_without_noise_the_theorem_never_holds_as_printed():
+    advice = advise(clusters(3, 20.0, noise=0.0), dd.FixedSpeeds([1.0, 2.0, 4.0]))
+    assert advice.horizon == math.inf and advice.theory_lr == pytest.approx(1 / (64 * advice.chosen.tau_max))
+
+
+def test_half_of_what_is_needed_gives_half_of_the_advice():
+    speeds = dd.FixedSpeeds([1.0, 2.0, 4.0])
+    blind = advise(None, speeds)
+    assert blind.constants is None and blind.method == "dude" and blind.lr == round_to(KAPPA / blind.chosen.tau_avg)
+    assert math.isnan(blind.pull) and math.isnan(blind.theory_lr) and "not known" in " ".join(blind.reasons)
+    timeless = advise(dd.parse("problem", QUADRATIC), None)
+    assert timeless.staleness == () and timeless.chosen is None and timeless.later is None
+    assert timeless.lr == round_to(KAPPA / (1.5 * 3 - 0.5)), "as if all were equally fast"
+    with pytest.raises(dd.BadInput, match="neither a problem nor speeds"):
+        advise(None, None)
+
+
+def test_jobs_of_several_minibatches_take_as_much_longer():
+    problem, speeds = dd.LocalSteps(clusters(3, 20.0), 4, 0.01), dd.FixedSpeeds([1.0, 2.0, 4.0])
+    jobs = per_job(speeds, problem)
+    assert [jobs.seconds(worker, 0) for worker in range(3)] == [4.0, 8.0, 16.0]
+    assert delays(jobs, 2, updates=30).updates_per_second == delays(speeds, 2, updates=30).updates_per_second / 4
+    assert per_job(speeds, clusters(3, 1.0)) is speeds
+    with pytest.raises(dd.BadInput, match="speeds are given for 3 workers, but the problem has 4"):
+        per_job(speeds, clusters(4, 1.0))
+
+
+def test_a_worker_that_never_comes_back_leaves_the_rest_of_the_advice():
+    speeds = dd.AwaySpeeds(dd.FixedSpeeds([1.0, 1.5, 4.0]), [dd.Absence(1, 0.5, None)])
+    advice = advise(clusters(3, 20.0), speeds)
+    assert advice.staleness == () and advice.constants is not None and math.isfinite(advice.lr)
+    assert len(advice.missing) == 3
+    assert all(f"wait_for={c}" in text and "worker 1" in text for c, text in zip((1, 2, 3), advice.missing, strict=True))
+
+
+def test_a_loss_that_is_not_finite_leaves_the_delays():
+    shards = [(torch.full((8, 2), math.inf), torch.zeros(8, 1)) for _ in range(3)]
+    problem = dd.Network(lambda: torch.nn.Linear(2, 1), torch.nn.functional.mse_loss, shards, batch_size=4)
+    advice = advise(problem, dd.FixedSpeeds([1.0, 2.0, 4.0]))
+    assert len(advice.staleness) == 3 and math.isfinite(advice.lr) and advice.method == "dude"
+    assert math.isnan(advice.pull) and math.isnan(advice.theory_lr)
+    assert any("gradient of worker 0 could not be measured" in text for text in advice.missing)
+    assert any("a trial run failed" in text for text in advice.missing)
+
+
+# the command
+
+
+def test_the_page(inside, capsys):
+    assert call("--problem", QUADRATIC, "--speeds", UNEVEN, "--time", "100") == 0
+    out = capsys.readouterr().out
+    advice = advise(dd.parse("problem", QUADRATIC), dd.FixedSpeeds([1.0, 2.0, 4.0]), time=100.0)
+    for row in advice.staleness:
+        mark = r" \*" if row.wait_for == 2 else ""
+        rates = rf"{row.updates_per_second:.3g}\s+{row.arrivals_per_second:.3g}"
+        line = rf"^ *{row.wait_for}{mark}\s+{rates}\s+{row.tau_avg:.3g}\s+{row.tau_max}\s+{row.idle_share:.0%}\s*$"
+        assert re.search(line, out, re.MULTILINE), (line, out)
+    assert "What suits: DuDe with wait_for=2." in out
+    assert f"lr={advice.lr:g}" in out and f"{advice.smaller:,.0f} times smaller" in out
+    assert f"from {advice.horizon:,.0f} updates on" in out
+    assert (inside / "runs" / "advise" / "advise.png").read_bytes().startswith(b"\x89PNG")
+    assert "figure: runs/advise/advise.png" in out
+    assert len(out.splitlines()) < 45, "it is one page"
+
+
+def test_the_commands_it_names_work(inside, capsys):
+    assert call("--problem", QUADRATIC, "--speeds", UNEVEN, "--time", "20", "--seed", "3", "--json") == 0
+    out = capsys.readouterr().out
+    assert len(out.strip().splitlines()) == 1, "with --json standard output is one line"
+    told = strict(out)
+    assert len(told["commands"]) == 2 and "--seed 3" in told["commands"][0] and "--seeds 3" in told["commands"][1]
+    for command in told["commands"]:
+        main(shlex.split(command)[1:])
+        assert "objective" in capsys.readouterr().out
+
+
+def test_json_holds_the_advice(inside, capsys):
+    assert call("--problem", QUADRATIC, "--speeds", UNEVEN, "--updates", "300", "--json", "--folder", "here") == 0
+    done = capsys.readouterr()
+    told = strict(done.out)
+    advice = advise(dd.parse("problem", QUADRATIC), dd.FixedSpeeds([1.0, 2.0, 4.0]), updates=300)
+    for name in ("workers", "method", "wait_for", "lr", "lr_async", "updates", "theory_lr", "horizon", "even", "pull"):
+        assert told[name] == getattr(advice, name), name
+    assert told["updates"] == 300 and told["figure"] == "here/advise.png"
+    assert [row["tau_max"] for row in told["table"]] == [row.tau_max for row in advice.staleness]
+    assert [each["value"] for each in told["constants"]["unlikeness"]] == [36.0, 0.0, 36.0]
+    assert told["missing"] == [] and told["reasons"] == list(advice.reasons)
+    assert "What suits" in done.err and not (inside / "runs").exists()
+
+
+def test_json_is_strict_where_nothing_is_known(inside, capsys):
+    quiet = "quadratic[centers=[[0.0],[6.0]],noise=0.0]"
+    assert call("--problem", quiet, "--speeds", "fixed[times=[1,9]]", "--json") == 0
+    assert strict(capsys.readouterr().out)["horizon"] is None, "it is infinite"
+
+
+def test_digits_from_the_shell(inside, capsys):
+    assert call("--problem", "digits[workers=4,alpha=0.1]", "--speeds", "truncated_normal[std=5]", "--json") == 0
+    told = strict(capsys.readouterr().out)
+    problem = dd.Digits(workers=4, alpha=0.1, seed=0)
+    found = constants(problem, problem.start(0))
+    assert told["constants"]["gradient"]["value"] == found.gradient.value
+    assert [each["value"] for each in told["constants"]["unlikeness"]] == [each.value for each in found.unlikeness]
+    assert told["lr"] == round_to(
+        KAPPA / (max(1.0, found.smoothness.value) * told["table"][told["wait_for"] - 1]["tau_avg"])
+    )
+
+
+def test_a_recorded_run_is_its_problem_its_times_and_its_last_model(inside, capsys):
+    problem, speeds = dd.parse("problem", QUADRATIC), dd.LognormalSpeeds([1.0, 2.0, 4.0])
+    run = dd.simulate(dd.VanillaASGD(0.05), problem, speeds, updates=80, folder="first")
+    assert call("--run", "first", "--json") == 0
+    told = strict(capsys.readouterr().out)
+    advice = advise(problem, measured(run.trace, 3), later=run.x)
+    assert (told["lr"], told["pull"], told["method"]) == (advice.lr, advice.pull, advice.method)
+    assert told["table"][0]["tau_max"] == advice.staleness[0].tau_max
+    there = constants(problem, run.x)
+    assert told["later"]["gradient"]["value"] == pytest.approx(there.gradient.value)
+    assert [each["value"] for each in told["later"]["unlikeness"]] == pytest.approx([e.value for e in there.unlikeness])
+    assert "--speeds 'lognormal[means=[1.0,2.0,4.0]]'" in told["commands"][0]
+
+
+def test_a_run_of_a_problem_of_ones_own_is_read_as_far_as_it_goes(inside, capsys):
+    class Own(dd.Quadratic):
+        pass
+
+    dd.simulate(dd.DuDe(0.05), Own([[0.0], [6.0]]), dd.FixedSpeeds([1.0, 3.0]), updates=40, folder="own")
+    assert call("--run", "own", "--json") == 2
+    done = capsys.readouterr()
+    told = strict(done.out)
+    assert told["table"][0]["tau_max"] == delays(dd.FixedSpeeds([1.0, 3.0])).tau_max
+    assert told["constants"] is None and told["commands"] == [] and "cannot be built from its name" in told["missing"][0]
+
+    class Slow(dd.FixedSpeeds):
+        pass
+
+    dd.simulate(dd.DuDe(0.05), dd.Quadratic([[0.0], [6.0]]), Slow([1.0, 3.0]), updates=40, folder="slow")
+    assert call("--run", "slow", "--json") == 0, "the speeds have no name, but the times are recorded"
+    assert strict(capsys.readouterr().out)["commands"][0].startswith("dd.train(dd.DuDe(lr=")
+
+
+def test_who_never_reported_in_a_run_is_named(inside, capsys):
+    problem = dd.parse("problem", QUADRATIC)
+    dd.simulate(dd.VanillaASGD(0.05), problem, dd.FixedSpeeds([1.0, 2.0, 900.0]), updates=20, folder="first")
+    assert call("--run", "first") == 2
+    done = capsys.readouterr()
+    assert "not known: the run's times could not be measured: worker 2 never reported" in done.out
+    assert "how unlike the workers are" in done.out, "the rest of the page is there"
+
+
+def test_real_workers_that_have_not_run_yet(inside, capsys):
+    assert call("--problem", QUADRATIC, "--speeds", "unknown", "--json") == 0
+    told = strict(capsys.readouterr().out)
+    assert told["table"] == [] and told["figure"] is None and "train for a minute" in told["missing"][0]
+    assert told["commands"] == [f"dualdelay train 'dude[lr=0.15]' --problem '{QUADRATIC}' --fleet ray --time 60"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "rest"),
+    [
+        (("--problem", QUADRATIC, "--speeds", "fixd"), "did you mean 'fixed'?", "how unlike the workers are"),
+        (("--problem", QUADRATIC, "--speeds", "fixed[times=[1,2]]"), "speeds are given for 2 workers", "unlike at first"),
+        (("--problem", "quadratik", "--speeds", UNEVEN), "did you mean 'quadratic'?", "how stale gradients will be"),
+        (("--problem", "quadratik", "--speeds", "fixd"), "did you mean 'quadratic'?", ""),
+        (("--run", "nowhere"), "nowhere is not the folder of a run", ""),
+        (("--run", "nowhere", "--speeds", UNEVEN), "leave out --problem and --speeds", ""),
+        (("--updates", "0"), "updates is 0", ""),
+        (("--time", "-1"), "time is -1", ""),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line_after_the_rest_of_the_page(inside, capsys, arguments, said, rest):
+    assert call(*arguments) == 2
+    done = capsys.readouterr()
+    assert said in done.err and len(done.err.strip().splitlines()) == 1
+    assert rest in done.out and (not rest or said in done.out) and "Traceback" not in done.err
+
+
+def test_a_long_measurement_shows_that_it_goes_on():
+    seen = []
+    with _ticking(lambda share, text: seen.append((share, text))) as ticks:
+        ticks(0.25, "measuring")
+        time.sleep(0.7)
+    assert seen and set(seen) == {(0.25, "measuring")}
+
+
+def test_no_worker_is_too_many(inside, capsys):
+    centers = np.linspace(0.0, 9.0, 14)[:, None].tolist()
+    times = ",".join(str(1 + k % 5) for k in range(14))
+    assert call("--problem", f"quadratic[centers={centers},noise=0.1]", "--speeds", f"fixed[times=[{times}]]") == 0
+    out = capsys.readouterr().out
+    assert "14 workers, the 10 most unlike" in out and len(out.splitlines()) < 60

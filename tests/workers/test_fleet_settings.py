@@ -1,0 +1,93 @@
+"""What a user can say wrongly about real workers is refused before a process is started."""
+
+import pytest
+import torch
+
+import dualdelay as dd
+from dualdelay.engine.fleet import NOTHING
+from own import Fresh
+
+TRIO = dd.Quadratic([[0.0], [6.0], [12.0]])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"threads": 0}, "threads is 0"),
+        ({"server_threads": 0}, "server_threads is 0"),
+        ({"restarts": -1}, "restarts is -1"),
+        ({"retries": 1.5}, "retries is 1.5"),
+        ({"minimum": 0}, "minimum is 0"),
+        ({"deadline": 0.0}, "deadline is 0.0"),
+        ({"patience": -1.0}, "patience is -1.0"),
+        ({"resend": 0.0}, "resend is 0.0"),
+        ({"cpus": -1.0}, "cpus is -1.0; expected zero or more processors"),
+        ({"gpus": float("nan")}, "gpus is nan; expected zero or more"),
+        ({"gone": "stay"}, "gone is 'stay'"),
+        ({"alarm": 0}, "alarm is 0"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused(settings, message):
+    with pytest.raises(dd.BadInput, match=message):
+        dd.RayFleet(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"resources": [{"site": 1.0}]}, "resources are given for 1 workers; expected 3"),
+        ({"absent": [3]}, r"absent has \[3\]; expected workers in 0\.\.2"),
+        ({"minimum": 3, "absent": [0]}, "minimum is 3, but 2 workers are there at the start"),
+    ],
+)
+def test_a_fleet_that_does_not_fit_its_problem_is_refused(settings, message):
+    with pytest.raises(dd.BadInput, match=message):
+        dd.train(dd.DuDe(lr=0.1), TRIO, dd.RayFleet(**settings), updates=1)
+
+
+def test_a_method_that_would_wait_for_an_absent_worker_is_refused():
+    with pytest.raises(dd.BadInput, match="worker 1 left, and Fresh has no rule for that"):
+        dd.train(Fresh(lr=0.1), TRIO, dd.RayFleet(absent=[1]), updates=1)
+
+
+def test_weights_that_cannot_travel_are_refused():
+    problem = dd.Network(
+        lambda: torch.nn.Linear(2, 1).to(torch.bfloat16),
+        lambda outputs, targets: (outputs - targets).square().mean(),
+        [(torch.ones(4, 2, dtype=torch.bfloat16), torch.ones(4, 1, dtype=torch.bfloat16))],
+    )
+    with pytest.raises(dd.BadInput, match=r"torch\.bfloat16, which numpy and so Ray cannot carry"):
+        dd.train(dd.DuDe(lr=0.1), problem, updates=1)
+
+
+def test_a_folder_that_exists_is_refused_and_left_alone(tmp_path):
+    with pytest.raises(dd.BadInput, match="exists; a run has a folder of its own"):
+        dd.train(dd.DuDe(lr=0.1), TRIO, updates=1, folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_simulation_is_not_resumed_with_real_workers(tmp_path):
+    dd.simulate(dd.DuDe(lr=0.1), TRIO, dd.FixedSpeeds([1.0, 2.0, 3.0]), updates=4, folder=tmp_path / "run")
+    with pytest.raises(dd.BadInput, match="was started with simulated workers"):
+        dd.resume(tmp_path / "run", updates=8, fleet=dd.RayFleet())
+
+
+def test_something_else_than_a_fleet_is_refused():
+    with pytest.raises(dd.BadInput, match="fleet"):
+        dd.train(dd.DuDe(lr=0.1), TRIO, dd.FixedSpeeds([1.0, 2.0, 3.0]), updates=1)
+
+
+def test_a_simulated_fleet_does_not_evaluate():
+    from dualdelay.simulation.clocks import VirtualClock
+    from dualdelay.simulation.local_fleet import LocalFleet
+
+    fleet = LocalFleet(TRIO, VirtualClock(dd.FixedSpeeds([1.0, 2.0, 3.0])), dd.DuDe(lr=0.1).message)
+    assert not fleet.measures and not fleet.settle() and not fleet.has_measured
+    asks = (
+        lambda: fleet.measure(0.0, 0, NOTHING, None, None),
+        lambda: fleet.measure_whole(0.0, 0, NOTHING),
+        fleet.measured,
+    )
+    for ask in asks:
+        with pytest.raises(AssertionError, match="do not evaluate"):
+            ask()
