@@ -36,7 +36,7 @@ def arrival(method: dd.Algorithm, n: int, count: int = 3000) -> tuple[float, flo
     marks: list[float] = []
     speeds = dd.FixedSpeeds(np.linspace(1, 2, n).tolist())
     watch = (lambda state, a: marks.append(time.perf_counter()),)
-    dd.simulate(method, problem, speeds, updates=count, evaluate_every=count + 1, watch=watch)
+    dd.simulate(method, problem, speeds, updates=count, evaluation=dd.Evaluation(every=count + 1), watch=watch)
     return float(np.median(np.diff(marks))) * 1e6, float(np.median(problem.inside)) * 1e6
 
 

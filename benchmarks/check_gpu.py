@@ -8,6 +8,7 @@ import torch
 
 import dualdelay as dd
 from dualdelay.core.devices import using_precision
+from dualdelay.runs.names import label
 from gpu import data, network
 
 
@@ -30,9 +31,9 @@ def main() -> None:
     for key, value in gradient.items():
         print(f"gradients {key}: relative error {float((value - exact).norm() / exact.norm()):.1e}")
     grid = {"algorithm": methods, "lr": [0.01, 0.05], "problem": problems, "seed": [0]}
-    common = {"speeds": speeds, "updates": 30, "evaluate_every": 30}
-    there = {p: dd.sweep(grid, device="cuda", precision=p, **common) for p in ("float32", "tf32", "bfloat16")}
-    here = dd.sweep(grid, cores=8, **common)
+    common = {"speeds": speeds, "updates": 30, "evaluation": dd.Evaluation(every=30)}
+    there = {p: dd.sweep(grid, compute=dd.Compute("cuda", precision=p), **common) for p in ("float32", "tf32", "bfloat16")}
+    here = dd.sweep(grid, compute=dd.Compute(cores=8), **common)
     again = dd.sweep(grid, device="cuda", **common)
     for precision, table in there.items():
         apart = [
@@ -44,12 +45,12 @@ def main() -> None:
     same = all(torch.equal(a.x, b.x) for a, b in zip(there["float32"].runs, again.runs, strict=True))
     print(f"the sweep again gives the same bits: {same}")
     for method in methods:
-        one = dd.simulate(method, problems[0], speeds, updates=30, device="cuda")
-        two = dd.simulate(method, problems[0], speeds, updates=30, device="cuda")
-        cpu = dd.simulate(method, problems[0], speeds, updates=30, cores=8)
+        one = dd.simulate(method, problems[0], speeds, updates=30, compute=dd.Compute(device="cuda"))
+        two = dd.simulate(method, problems[0], speeds, updates=30, compute=dd.Compute(device="cuda"))
+        cpu = dd.simulate(method, problems[0], speeds, updates=30, compute=dd.Compute(cores=8))
         off = float((one.x.cpu() - cpu.x).norm() / (cpu.x - problems[0].start(0)).norm())
         again = torch.equal(one.x, two.x)
-        print(f"{dd.label(method)} alone: {off:.1e} of the way off, same bits again {again}, audit {one.error}")
+        print(f"{label(method)} alone: {off:.1e} of the way off, same bits again {again}, audit {one.audit}")
 
 
 if __name__ == "__main__":

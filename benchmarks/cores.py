@@ -36,8 +36,8 @@ def simulated(cores: int, problem: dd.Network) -> float:
     dd.simulate(
         *(dd.DuDe(lr=0.01), problem, dd.TruncatedNormalSpeeds(n=WORKERS, std=1.0)),
         updates=UPDATES,
-        evaluate_every=10**9,
-        cores=cores,
+        evaluation=dd.Evaluation(every=10**9),
+        compute=dd.Compute(cores=cores),
         watch=[lambda state, arrival: times.append(time.perf_counter())],
     )
     return (times[-1] - times[20]) / (len(times) - 21)

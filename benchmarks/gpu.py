@@ -68,7 +68,7 @@ def per_gradient(run: Callable[[int], Any], few: int, many: int) -> tuple[float,
 
 
 def sweeping(
-    problems: Sequence[dd.Problem], rates: Sequence[float], workers: int = 10, **options: Any
+    problems: Sequence[dd.Problem], rates: Sequence[float], workers: int = 10, precision: str = "float32"
 ) -> Callable[[int], int]:
     """The gradients of a sweep of DuDe over step sizes and splits, as a function of the updates of each run."""
 
@@ -77,9 +77,8 @@ def sweeping(
             {"algorithm": [dd.DuDe(lr=0.01)], "lr": rates, "problem": problems},
             speeds=dd.TruncatedNormalSpeeds(n=workers, std=1.0),
             updates=updates,
-            evaluate_every=NEVER,
-            device="cuda",
-            **options,
+            evaluation=dd.Evaluation(every=NEVER),
+            compute=dd.Compute("cuda", precision=precision),
         )
         return sum(len(r.trace) for r in made.runs if r is not None)
 
@@ -114,9 +113,8 @@ def main(parts: Sequence[str]) -> None:
                 made = dd.simulate(
                     *(dd.DuDe(lr=0.01), problem, speeds),
                     updates=updates,
-                    evaluate_every=NEVER,
-                    device="cuda",
-                    precision=precision,
+                    evaluation=dd.Evaluation(every=NEVER),
+                    compute=dd.Compute(device="cuda", precision=precision),
                 )
                 return len(made.trace)
 
@@ -166,7 +164,7 @@ def figure1(whole: TensorDataset, updates: int) -> None:
                 speeds=speeds,
                 seed=seed,
                 time=duration,
-                device="cuda",
+                compute=dd.Compute(device="cuda"),
             )
             runs += len(made.runs)
             gradients += sum(len(run.trace) for run in made.runs if run is not None)

@@ -56,9 +56,13 @@ def simulation(problem: dd.Network, steps: int) -> float:
     marks: list[float] = []
     # the first and the last evaluation lie outside the marks
     dd.simulate(
-        dd.DuDe(lr=0.01), problem, speeds, updates=steps, evaluate_every=steps + 1,
+        dd.DuDe(lr=0.01),
+        problem,
+        speeds,
+        updates=steps,
+        evaluation=dd.Evaluation(every=steps + 1),
         watch=(lambda state, arrival: marks.append(time.perf_counter()),),
-    )  # fmt: skip
+    )
     return (marks[-1] - marks[0]) * steps / (len(marks) - 1)
 
 

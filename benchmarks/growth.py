@@ -29,8 +29,8 @@ def per_gradient(workers: int, runs: int, batch: bool) -> float:
             {"algorithm": [dd.VanillaASGD(lr=0.01)], "lr": [0.001 + 0.0001 * k for k in range(runs)]},
             *(made, speeds),
             updates=updates,
-            evaluate_every=10**9,
-            batch=batch,
+            evaluation=dd.Evaluation(every=10**9),
+            compute=dd.Compute(batch=batch),
         )
         times.append(time.perf_counter() - begin)
         counts.append(sum(len(run.trace) for run in table.runs if run is not None))

@@ -44,7 +44,14 @@ def tuned(method: Any) -> float:
 
     def seconds(lr: float, seed: int) -> float:
         problem, speeds = dd.Digits(workers=len(JOB), seed=seed), dd.FixedSpeeds(JOB)
-        run = dd.simulate(method(lr=lr), problem, speeds, time=LIMIT / 2, evaluate_seconds=0.5, seed=seed, stop=stop)
+        run = dd.simulate(
+            method(lr=lr),
+            problem,
+            speeds,
+            time=LIMIT / 2,
+            evaluation=dd.Evaluation(seconds=0.5, early_stop=stop),
+            seed=seed,
+        )
         return run.time if run.ended == "stop" else math.inf
 
     times = {lr: max(seconds(lr, seed) for seed in (100, 101)) for lr in GRID}
@@ -55,7 +62,14 @@ def tuned(method: Any) -> float:
 def seconds_to_loss(method: Any, lr: float, seed: int) -> float:
     """Wall-clock seconds with real workers."""
     problem, stop = SlowDigits(workers=len(JOB), seed=seed), dd.EarlyStop(target=TARGET)
-    run = dd.train(method(lr=lr), problem, dd.RayFleet(cpus=0.1), time=LIMIT, evaluate_seconds=0.5, seed=seed, stop=stop)
+    run = dd.train(
+        method(lr=lr),
+        problem,
+        dd.RayFleet(cpus=0.1),
+        time=LIMIT,
+        evaluation=dd.Evaluation(seconds=0.5, early_stop=stop),
+        seed=seed,
+    )
     good = run.metrics.time[run.metrics.objective <= TARGET]
     began = run.trace.time[run.trace.after > 0][0]
     return float(good[0] - began) if len(good) else math.inf

@@ -187,7 +187,7 @@ def ours(method: Callable[..., Any], case: str, count: int, profile: bool = Fals
             if profile:
                 (profiler.enable if state.version == first else profiler.disable)()
 
-    dd.train(method(lr=LR), problem, dd.RayFleet(), updates=last + 1, evaluate_every=10**9, watch=[watch])
+    dd.train(method(lr=LR), problem, dd.RayFleet(), updates=last + 1, evaluation=dd.Evaluation(every=10**9), watch=[watch])
     if profile:
         print(f"\n{method.__name__}, {case}, {count} workers: {last - first} updates on the server")
         pstats.Stats(profiler).sort_stats("tottime").print_stats(15)

@@ -46,7 +46,14 @@ def server_time(method: Callable[..., Any], count: int) -> tuple[float, float, f
 
     fleet = dd.RayFleet(cpus=0.01, patience=600.0)
     with contextlib.suppress(Enough):
-        dd.train(method(lr=1e-6), Constant(count, WEIGHTS), fleet, updates=10**9, evaluate_every=10**9, watch=[watch])
+        dd.train(
+            method(lr=1e-6),
+            Constant(count, WEIGHTS),
+            fleet,
+            updates=10**9,
+            evaluation=dd.Evaluation(every=10**9),
+            watch=[watch],
+        )
     main, process, wall = (1e6 * (b - a) / UPDATES for a, b in zip(*marks, strict=True))
     return main, process, wall
 

@@ -52,7 +52,14 @@ def seconds(size: int, way: Callable[[int], None], saved: bool) -> float:
     with tempfile.TemporaryDirectory() as place, syncing(way):
         folder = {"folder": Path(place) / "run", "checkpoint_every": 1} if saved else {}
         begin = time.perf_counter()
-        dd.simulate(dd.DuDe(lr=0.1), problem, dd.FixedSpeeds([1.0, 1.0]), updates=TURNS, evaluate_every=TURNS, **folder)
+        dd.simulate(
+            dd.DuDe(lr=0.1),
+            problem,
+            dd.FixedSpeeds([1.0, 1.0]),
+            updates=TURNS,
+            evaluation=dd.Evaluation(every=TURNS),
+            **folder,
+        )
         return time.perf_counter() - begin
 
 

@@ -167,8 +167,8 @@ def storm(folder: Path, minutes: float, seed: int) -> tuple[dd.Run, Weather, lis
             thread.join()
             faulthandler.cancel_dump_traceback_later()
         weather.counts += fleet.counts
-        audit = "none, a worker died at the end" if run.error is None else f"{run.error:.1e}"
-        audits.append(run.error)
+        audit = "none, a worker died at the end" if run.audit is None else f"{run.audit:.1e}"
+        audits.append(run.audit)
         done, last = limit, dict(list(run.metrics.rows())[-1])
         print(
             f"{limit / 60:.1f} of {minutes:g} minutes: {run.version} updates, {weather.counts['kills']} kills, "
@@ -195,7 +195,9 @@ def main() -> None:
         problem = dd.Digits(workers=WORKERS)
         method = dd.DuDe(lr=LR, memory="workers")
         speeds = dd.TruncatedNormalSpeeds(WORKERS, std=0.5)
-        calm = dd.simulate(method, problem, speeds, updates=run.version, evaluate_every=max(1, run.version // 10))
+        calm = dd.simulate(
+            method, problem, speeds, updates=run.version, evaluation=dd.Evaluation(every=max(1, run.version // 10))
+        )
     counts = weather.counts
     happened = Counter(event["kind"] for event in run.trace.events)
     lines = [f"{'':28}{'storm':>12}{'calm':>12}"]
@@ -228,8 +230,8 @@ def main() -> None:
     made = [audit for audit in audits if audit is not None]
     line("audits", len(made))
     line("no audit: died at the end", len(audits) - len(made))
-    line("worst audit", f"{max(made):.1e}", f"{calm.error:.1e}")
-    line("audit of the replay", f"{again.error:.1e}")
+    line("worst audit", f"{max(made):.1e}", f"{calm.audit:.1e}")
+    line("audit of the replay", f"{again.audit:.1e}")
     line("replay to the same bits, s", f"{replayed:.1f}")
     for name in ("objective", "accuracy"):
         line(f"final {name}", f"{run.metrics[name][-1]:.5f}", f"{calm.metrics[name][-1]:.5f}")

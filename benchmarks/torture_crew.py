@@ -26,6 +26,7 @@ from torch import Tensor
 import dualdelay as dd
 from dualdelay.core.compression import Packed
 from dualdelay.core.environment import environment
+from dualdelay.runs.names import label
 from dualdelay.workers.desk import Piece
 from dualdelay.workers.messages import Measured, Notice, Ready, Reply, Request
 from dualdelay.workers.worker import Worker
@@ -253,13 +254,19 @@ class Messages(Attack):
     def trial(self, number: int, chance: random.Random, place: Path) -> None:
         method, problem = chance.choice(METHODS), chance.choices(PROBLEMS, [4, 1])[0]
         liar = Liar(chance, chance.choice([0.05, 0.2, 0.6]), chance.choice([1, 3, 10, 1000]))
-        rules = {"on_nonfinite": chance.choice(["retry", "leave", "stop"]), "checkpoint_every": 4, "evaluate_every": 5}
-        said, folder = f"{dd.label(method)} on {type(problem).__name__}", place / "run"
+        rules = {
+            "server": dd.Server(on_nonfinite=chance.choice(["retry", "leave", "stop"])),
+            "checkpoint_every": 4,
+            "evaluation": dd.Evaluation(every=5),
+        }
+        said, folder = f"{label(method)} on {type(problem).__name__}", place / "run"
         with local(liar):
             fleet = dd.RayFleet(patience=1.0, resend=0.05, deadline=3.0, gone=chance.choice(["leave", "freeze"]))
             made = attempt(
                 f"{said} with lies",
-                lambda: dd.train(method, problem, fleet, updates=15, folder=folder, progress=False, **rules),
+                lambda: dd.train(
+                    method, problem, fleet, updates=15, folder=folder, watch=dd.Reporting(progress=False), **rules
+                ),
             )
         said = f"{said} after {dict(liar.lies)}"
         with local():
@@ -267,7 +274,7 @@ class Messages(Attack):
                 require_sound(made, said, liar)
             elif folder.exists():
                 must("lost run", f"load, {said}", lambda: dd.load(folder))
-                again = attempt(f"resume, {said}", lambda: dd.resume(folder, progress=False))
+                again = attempt(f"resume, {said}", lambda: dd.resume(folder, watch=dd.Reporting(progress=False)))
                 if not isinstance(again, dd.DualDelayError):
                     require_sound(again, said, liar)
 
@@ -277,11 +284,11 @@ def require_sound(run: dd.Run, said: str, liar: Liar) -> None:
     jobs = Counter(zip(run.trace.worker.tolist(), run.trace.draw.tolist(), strict=True))
     if jobs and max(jobs.values()) > 1:
         raise Failure("wrong bit", f"a value was absorbed twice: {said}")
-    if run.error is not None and not run.error < 1e-5:
-        raise Failure("wrong bit", f"the audit is {run.error}: {said}")
+    if run.audit is not None and not run.audit < 1e-5:
+        raise Failure("wrong bit", f"the audit is {run.audit}: {said}")
     if not bool(torch.isfinite(run.x).all()):
         raise Failure("wrong bit", f"the weights are not finite: {said}")
-    again = attempt(f"replay, {said}", lambda: dd.replay(run.folder, progress=False))
+    again = attempt(f"replay, {said}", lambda: dd.replay(run.folder, watch=dd.Reporting(progress=False)))
     lied = liar.lies["a number for a loss"] and "recorded loss" in str(again)
     if isinstance(again, dd.DualDelayError) and not lied:
         raise Failure("wrong bit", f"the replay says: {str(again)[:150]} ({said})")

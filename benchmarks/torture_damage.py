@@ -9,7 +9,7 @@ import math
 import random
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -138,7 +138,7 @@ def other_values(values: Any, chance: random.Random) -> Any:
 
 CALLS: dict[str, Callable[[Path], dd.Run]] = {
     "load": lambda folder: dd.load(folder),
-    "replay": lambda folder: dd.replay(folder, progress=False),
+    "replay": lambda folder: dd.replay(folder, watch=dd.Reporting(progress=False)),
     "resume": resumed,
 }
 
@@ -184,7 +184,7 @@ def wholes(place: Path) -> dict[str, Whole]:
     _fail(CASES["plain"], place / "failed", 9)
     add("failed", place / "failed", straights["plain"])
     CASES["plain"].until(place / "moved", 7)
-    with mock.patch("dualdelay.runs.recorded.environment", lambda: {**_environment(), "processor": "another"}):
+    with mock.patch("dualdelay.runs.resume.environment", lambda: {**_environment(), "processor": "another"}):
         elsewhere = resumed(place / "moved")
     moved = Straight(bits(elsewhere), elsewhere, straights["plain"].models, straights["plain"].rows)
     add("moved", place / "moved", moved, "events", "summary")  # gone on from before it moved, it moves again
@@ -352,13 +352,20 @@ class Config(Attack):
         with local():
             self._real(place / "real")
             with contextlib.suppress(Cut):
-                self._real(place / "real cut", watch=[stop_after(9)])
+                self._real(place / "real cut", [stop_after(9)])
         self._places = [place / name for name in ("finished", "cut", "real", "real cut")]
 
     @staticmethod
-    def _real(folder: Path, **more: Any) -> None:
-        problem, options = CASES["plain"].problem, {"updates": 10, "checkpoint_every": 2, "progress": False}
-        dd.train(dd.DuDe(lr=0.05, memory="workers"), problem, dd.RayFleet(), folder=folder, **options, **more)
+    def _real(folder: Path, more: Sequence[Any] = ()) -> None:
+        problem, options = CASES["plain"].problem, {"updates": 10, "checkpoint_every": 2}
+        dd.train(
+            dd.DuDe(lr=0.05, memory="workers"),
+            problem,
+            dd.RayFleet(),
+            folder=folder,
+            watch=dd.Reporting(more, progress=False),
+            **options,
+        )
 
     def trial(self, number: int, chance: random.Random, place: Path) -> None:
         base, folder = chance.choice(self._places), place / "run"
@@ -393,7 +400,7 @@ def stop_after(arrivals: int) -> Callable[[dd.State, dd.Arrival], None]:
 
 def _for_a_while(call: Callable[..., dd.Run], folder: Path) -> None:
     with contextlib.suppress(Cut):  # the configuration may ask for any number of updates
-        call(folder, watch=[stop_after(60)], progress=False)
+        call(folder, watch=dd.Reporting([stop_after(60)], progress=False))
 
 
 BOUNDED: dict[str, Callable[[Path], Any]] = {

@@ -7,7 +7,7 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ from torture_crew import local
 
 _FILES = ("trace.parquet", "metrics.parquet", "workers.parquet", "model.safetensors", "best.safetensors", "result.json")
 _CENTERS = [[0.0, 1.0], [6.0, -2.0], [12.0, 4.0]]
-_QUIET: dict[str, Any] = {"cores": 1, "progress": False}
+_QUIET = dd.Reporting(progress=False)
+_ONE_CORE = dd.Compute(cores=1)
 
 
 class Cut(BaseException):
@@ -38,10 +39,13 @@ class Case:
     problem: dd.Problem
     speeds: dd.SpeedModel
     options: Mapping[str, Any]
+    saving: dd.Saving | None = None
 
     def start(self, folder: Path | None, **more: Any) -> dd.Run:
         """From its beginning to its end."""
-        return dd.simulate(self.method, self.problem, self.speeds, **{**_QUIET, **self.options, "folder": folder, **more})
+        place = folder if self.saving is None else replace(self.saving, folder=folder)
+        given = {"watch": _QUIET, "compute": _ONE_CORE, **self.options, "folder": place, **more}
+        return dd.simulate(self.method, self.problem, self.speeds, **given)
 
     def until(self, folder: Path, version: int, **more: Any) -> None:
         """From its beginning to this version, where it is cut off."""
@@ -51,7 +55,7 @@ class Case:
                 raise Cut
 
         try:
-            self.start(folder, watch=[watch], **more)
+            self.start(folder, watch=dd.Reporting([watch], progress=False), **more)
         except Cut:
             return
         raise AssertionError(f"the run ended before version {version}")
@@ -59,7 +63,7 @@ class Case:
 
 def resumed(folder: Path, **more: Any) -> dd.Run:
     """Go on with a run."""
-    return dd.resume(folder, **{**_QUIET, **more})
+    return dd.resume(folder, **{"watch": _QUIET, "cores": 1, **more})
 
 
 _QUADRATIC = dd.Quadratic(_CENTERS, noise=0.3)
@@ -68,25 +72,32 @@ CASES = {
         dd.DuDe(lr=0.05),
         _QUADRATIC,
         dd.FixedSpeeds([1.0, 2.0, 5.0]),
-        {"updates": 12, "checkpoint_every": 2, "evaluate_every": 3},
+        {"updates": 12, "checkpoint_every": 2, "evaluation": dd.Evaluation(every=3)},
     ),
     "memory": Case(
         dd.DuDe(lr=0.05, memory="workers", wait_for=2),
         _QUADRATIC,
-        dd.ExponentialSpeeds([0.5, 1.0, 2.0], seed=5),
-        {"updates": 10, "checkpoint_every": 3, "evaluate_seconds": 1.5, "keep": 1, "keep_best": "objective"},
+        dd.speeds.ExponentialSpeeds([0.5, 1.0, 2.0], seed=5),
+        {"updates": 10, "evaluation": dd.Evaluation(seconds=1.5, best_by="objective")},
+        dd.Saving(every=3, keep=1),
     ),
     "stop": Case(
         dd.DuDe(lr=0.3),
         _QUADRATIC,
         dd.FixedSpeeds([1.0, 2.0, 5.0]),
-        {"updates": 200, "checkpoint_every": 2, "evaluate_every": 2, "keep": 2, "stop": dd.EarlyStop(patience=2)},
+        {"updates": 200, "evaluation": dd.Evaluation(every=2, early_stop=dd.EarlyStop(patience=2))},
+        dd.Saving(every=2, keep=2),
     ),
     "digits": Case(
         dd.FedBuff(lr=0.05, buffer=2),
         dd.Digits(workers=3, alpha=1.0, hidden=4, batch_size=4),
         dd.FixedSpeeds([1.0, 1.5, 4.0]),
-        {"updates": 4, "checkpoint_every": 1, "evaluate_every": 2, "optimizer": "Adam"},
+        {
+            "updates": 4,
+            "checkpoint_every": 1,
+            "evaluation": dd.Evaluation(every=2),
+            "server": dd.Server(optimizer="Adam"),
+        },
     ),
 }
 
@@ -107,7 +118,7 @@ def bits(run: dd.Run, *, files: bool = True) -> dict[str, Any]:
     content |= {f"trace {name}": run.trace[name].tobytes() for name in run.trace} | {"events": run.trace.events}
     for name, table in (("metric", run.metrics), ("worker", run.workers)):
         content |= {f"{name} {column}": table[column].tolist() for column in table}
-    content |= {"ended": run.ended, "time": run.time, "audit": run.error, "notes": tuple(run.notes)}
+    content |= {"ended": run.ended, "time": run.time, "audit": run.audit, "notes": tuple(run.notes)}
     content["summary"] = repr(run.summary())
     if run.best is not None and run.best.x is not None:
         content["best"] = (run.best.metric, run.best.value, run.best.version, digest(run.best.x))
@@ -139,7 +150,7 @@ class Straight:
             models[state.version] = digest(state.x)
 
         models[0] = digest(case.start(None, **{**more, "updates": 0}).state.x)
-        run = case.start(folder, watch=[watch], **more)
+        run = case.start(folder, watch=dd.Reporting([watch], progress=False), **more)
         return cls(bits(run), run, models, {repr(row) for row in run.metrics.rows()})
 
     def require_end(self, run: dd.Run, what: str, *but: str) -> None:
@@ -259,7 +270,7 @@ class OneRun(Action):
             raise Failure("lost run", "the folder is gone")
         run = must("lost run", "going on", lambda: OneRun.act(self, place))
         straight.require_end(run, "going on", *but)
-        again = must("wrong bit", "replay", lambda: dd.replay(folder, progress=False))
+        again = must("wrong bit", "replay", lambda: dd.replay(folder, watch=dd.Reporting(progress=False)))
         straight.require_end(again, "replay", "ended", "audit", "summary", *but)
         later = must("lost run", "load at the end", lambda: dd.load(folder))
         straight.require_end(later, "what is loaded at last", *but)
@@ -322,7 +333,7 @@ class ManyRuns(Action):
             raise Failure("wrong bit", f"going on ends otherwise: {other[0]}")
         for run in table.runs:
             assert run is not None and run.folder is not None
-            must("wrong bit", "replay", lambda run=run: dd.replay(run.folder, progress=False))
+            must("wrong bit", "replay", lambda run=run: dd.replay(run.folder, watch=dd.Reporting(progress=False)))
         require_clean(place)
 
 
@@ -336,11 +347,13 @@ class RealRun(Action):
         pass
 
     def act(self, place: Path) -> dd.Run:
-        folder, options = place / "run", {"updates": 8, "checkpoint_every": 2, "evaluate_every": 3, "progress": False}
+        folder, options = place / "run", {"updates": 8, "checkpoint_every": 2, "evaluation": dd.Evaluation(every=3)}
         with local():
             if folder.exists():
-                return dd.resume(folder, progress=False)
-            return dd.train(dd.DuDe(lr=0.05, memory="workers"), _QUADRATIC, dd.RayFleet(), folder=folder, **options)
+                return dd.resume(folder, watch=dd.Reporting(progress=False))
+            return dd.train(
+                dd.DuDe(lr=0.05, memory="workers"), _QUADRATIC, dd.RayFleet(), folder=folder, watch=_QUIET, **options
+            )
 
     def require(self, place: Path, safe: Promises, *but: str) -> None:
         folder = place / "run"
@@ -351,11 +364,11 @@ class RealRun(Action):
         elif "run" in safe:
             raise Failure("lost run", "the folder is gone")
         run = must("lost run", "going on", lambda: self.act(place))
-        again = must("wrong bit", "replay", lambda: dd.replay(folder, progress=False))
+        again = must("wrong bit", "replay", lambda: dd.replay(folder, watch=dd.Reporting(progress=False)))
         other = differences(bits(again), bits(run), "ended", "audit", "summary", "notes")
-        if other or run.version != 8 or run.error is None or not run.error < 1e-9:
+        if other or run.version != 8 or run.audit is None or not run.audit < 1e-9:
             raise Failure(
-                "wrong bit", f"version {run.version}, audit {run.error}, another {', '.join(other[:3])} in a replay"
+                "wrong bit", f"version {run.version}, audit {run.audit}, another {', '.join(other[:3])} in a replay"
             )
         require_clean(place)
 
@@ -374,7 +387,9 @@ def actions(place: Path) -> dict[str, Action]:
     made["go on"] = OneRun(case, plain, place / "cut", dd.load(place / "cut").version)
     made["finish again"] = OneRun(case, plain, place / "straight", plain.run.version)
     made["load"] = Looking(dd.load, case, plain, place / "straight")
-    made["replay"] = Looking(lambda folder: dd.replay(folder, progress=False), case, plain, place / "straight")
+    made["replay"] = Looking(
+        lambda folder: dd.replay(folder, watch=dd.Reporting(progress=False)), case, plain, place / "straight"
+    )
     short = Straight.of(case, place / "short", updates=8)
     longer = Straight.of(case, place / "longer", updates=16)
     longer.rows |= short.rows
@@ -387,9 +402,19 @@ def actions(place: Path) -> dict[str, Action]:
 
 def _compared(folder: Path) -> dd.Sweep:
     methods, options = [dd.DuDe(lr=0.05), dd.VanillaASGD(lr=0.05)], {"updates": 6, "checkpoint_every": 2}
-    return dd.compare(methods, _QUADRATIC, dd.FixedSpeeds([1.0, 2.0, 5.0]), folder=folder, **options, **_QUIET)
+    return dd.compare(
+        methods, _QUADRATIC, dd.FixedSpeeds([1.0, 2.0, 5.0]), folder=folder, watch=_QUIET, compute=_ONE_CORE, **options
+    )
 
 
 def _swept(folder: Path) -> dd.Sweep:
     grid, options = {"algorithm": [dd.DuDe(lr=0.05)], "lr": [0.05, 0.1]}, {"updates": 6, "checkpoint_every": 2}
-    return dd.sweep(grid, _QUADRATIC, dd.FixedSpeeds([1.0, 2.0, 5.0]), folder=folder, batch=True, **options, **_QUIET)
+    return dd.sweep(
+        grid,
+        _QUADRATIC,
+        dd.FixedSpeeds([1.0, 2.0, 5.0]),
+        folder=folder,
+        watch=_QUIET,
+        compute=dd.Compute(cores=1, batch=True),
+        **options,
+    )

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import dualdelay as dd
 from dualdelay.cli import commands as cli
 from dualdelay.cli.options import Common
-from dualdelay.runs.names import REGISTRIES, alternatives, parameters
+from dualdelay.runs.names import REGISTRIES, alternatives, label, parameters, parse
 from torture_core import Attack, Failure, alone, attempt, raw
 from torture_damage import BYTES
 from torture_runs import CASES
@@ -49,7 +49,7 @@ _NOISE = [*"[](){},=|:;'\"\\#\n\t\0 *+-/<>", "é", "٣", "\u202e", "\ud800", "\U
 
 
 class Grammar(Attack):
-    """Texts for ``dd.parse`` from a grammar, some of them spoilt: an object or BadInput, quickly and in little memory."""
+    """Texts for ``parse`` from a grammar, some of them spoilt: an object or BadInput, quickly and in little memory."""
 
     name, weight, batch, limit, memory = "grammar", 1.5, 500, 10.0, 2 << 30
 
@@ -59,11 +59,11 @@ class Grammar(Attack):
         text = spoilt(text, chance) if chance.random() < 0.5 else text
         shown = f"parse({kind!r}, {text[:120]!r})"
         with alone():
-            made = attempt(shown, lambda: dd.parse(kind, text))
+            made = attempt(shown, lambda: parse(kind, text))
         if isinstance(made, dd.DualDelayError) and not isinstance(made, dd.BadInput):
             raise raw(shown, made)
         if not isinstance(made, dd.DualDelayError):
-            attempt(f"label of {shown}", lambda: dd.label(made))
+            attempt(f"label of {shown}", lambda: label(made))
         attempt(f"alternatives({text[:120]!r})", lambda: alternatives(text[:200]) if text.count("|") < 6 else None)
 
 
@@ -258,11 +258,14 @@ class Tables(Attack):
             data = BYTES[chance.choice(sorted(BYTES))](data, chance)
         path = place / f"given.{kind}"
         path.write_bytes(data)
-        for model in (lambda: dd.RecordedSpeeds(path), lambda: dd.AwaySpeeds(dd.FixedSpeeds([1.0, 2.0, 3.0]), path)):
+        for model in (
+            lambda: dd.speeds.RecordedSpeeds(path),
+            lambda: dd.speeds.AwaySpeeds(dd.FixedSpeeds([1.0, 2.0, 3.0]), path),
+        ):
             made = attempt(f"{kind} {data[:80]!r}", model)
             if not isinstance(made, dd.DualDelayError):
                 attempt(f"seconds from {kind} {data[:80]!r}", lambda made=made: _require_sound(made, data))
-        attempt(f"told of {kind} {data[:80]!r}", lambda: dd.told(path, 3))
+        attempt(f"told of {kind} {data[:80]!r}", lambda: dd.speeds.told(path, 3))
 
 
 def _require_sound(speeds: dd.SpeedModel, data: bytes) -> None:

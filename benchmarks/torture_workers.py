@@ -71,13 +71,14 @@ class Workers(Attack):
         problem, method = Troubled(harm, job), dd.DuDe(lr=0.05, memory=memory)
         fleet = dd.RayFleet(cpus=0, deadline=DEADLINE, gone=gone, resend=1.0)
         striker = Striker(fleet, harm, job)
-        options: dict[str, Any] = {"watch": [striker], "updates": UPDATES, "checkpoint_every": 50, "progress": False}
+        options: dict[str, Any] = {"updates": UPDATES, "checkpoint_every": 50}
         try:
-            run = must("lost run", said, lambda: dd.train(method, problem, fleet, folder=folder, **options))
+            watch = dd.Reporting([striker], progress=False)
+            run = must("lost run", said, lambda: dd.train(method, problem, fleet, folder=folder, watch=watch, **options))
         finally:
             striker.over()
         require_unharmed(run, said, harm)
-        again = must("wrong bit", f"replay, {said}", lambda: dd.replay(folder, problem, progress=False))
+        again = must("wrong bit", f"replay, {said}", lambda: dd.replay(folder, problem, watch=dd.Reporting(progress=False)))
         if not torch.equal(again.x, run.x):
             raise Failure("wrong bit", f"the replay ends elsewhere: {said}")
 
@@ -122,5 +123,5 @@ def require_unharmed(run: dd.Run, said: str, harm: str) -> None:
         raise Failure("lost run", f"healthy workers were harmed, {dict(kinds)}: {said}", f"healthy {harm}")
     if run.version < UPDATES:
         raise Failure("lost run", f"only {run.version} updates: {said}")
-    if run.error is not None and not run.error < 1e-9:
-        raise Failure("wrong bit", f"the audit is {run.error}: {said}")
+    if run.audit is not None and not run.audit < 1e-9:
+        raise Failure("wrong bit", f"the audit is {run.audit}: {said}")

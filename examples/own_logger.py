@@ -41,6 +41,6 @@ class JsonLines:
 if __name__ == "__main__":
     problem, speeds = dd.Digits(workers=10, alpha=0.1), dd.TruncatedNormalSpeeds(10, std=5.0)
     tracker = JsonLines("metrics.jsonl")
-    run = dd.simulate(dd.DuDe(lr=0.05), problem, speeds, updates=2000, log=[tracker])
+    run = dd.simulate(dd.DuDe(lr=0.05), problem, speeds, updates=2000, watch=dd.Reporting(log=[tracker]))
     tracker.close()
     print(f"{run.version} updates, objective {run.metrics.objective[-1]:.3f}")

@@ -19,6 +19,7 @@ import dualdelay as dd
 from dualdelay.engine.loop import Loop
 from dualdelay.simulation.clocks import VirtualClock
 from dualdelay.simulation.local_fleet import LocalFleet
+from flat import simulate
 from tables import ALGORITHMS
 
 few = settings(deadline=None, max_examples=15, derandomize=True)
@@ -57,7 +58,7 @@ def archive(algorithm: dd.Algorithm[Any], problem: dd.Problem, speeds: dd.SpeedM
         if s.version == len(models):
             models.append(s.x.clone())
 
-    run = dd.simulate(algorithm, problem, speeds, watch=[keep], **{"evaluate_every": 10**6, **options})
+    run = simulate(algorithm, problem, speeds, watch=[keep], **{"evaluate_every": 10**6, **options})
     if len(models) == run.version:  # the last update was made by a wake
         models.append(run.x)
     assert len(models) == run.version + 1
@@ -137,7 +138,7 @@ def operations(problem: dd.Problem, samples: int = 0) -> int:
 
 
 def audit(run: dd.Run) -> float:
-    """What rounding alone makes of ``run.error``: the sum as it was kept against the sum of the gradients as they are.
+    """What rounding alone makes of ``run.audit``: the sum as it was kept against the sum of the gradients as they are.
 
     A gradient that replaces another is two additions, each off by eps / 2 of the gradients in the sum; and those were not
     more than four times as large earlier in a run as they are at its end.

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
+from dualdelay.core import Order
+from flat import simulate
 from tables import ALGORITHMS, CASES, LR
 
 FILES = ("trace.parquet", "metrics.parquet", "model.safetensors", "result.json")
@@ -22,7 +24,7 @@ def bits(run: dd.Run) -> dict[str, Any]:
     content: dict[str, Any] = {"weights": run.x.numpy().tobytes(), "version": run.version, "events": run.trace.events}
     content |= {f"trace {name}": run.trace[name].tobytes() for name in run.trace}
     content |= {f"metric {name}": run.metrics[name].tobytes() for name in run.metrics}
-    content |= {"ended": run.ended, "time": run.time, "error": run.error}
+    content |= {"ended": run.ended, "time": run.time, "error": run.audit}
     return content | {name: (run.folder / name).read_bytes() for name in FILES if run.folder is not None}
 
 
@@ -60,10 +62,10 @@ class Deadline(dd.Algorithm[DeadlineState]):
     def init(self, x: Tensor, n: int, rng: dd.Draws) -> DeadlineState:
         return DeadlineState(weights=x, n=n, total=torch.zeros_like(x), reported=[])
 
-    def first(self, s: DeadlineState) -> list[dd.Order]:
+    def first(self, s: DeadlineState) -> list[Order]:
         return [*super().first(s), dd.wake(1.0)]
 
-    def step(self, s: DeadlineState, a: dd.Arrival) -> list[dd.Order]:
+    def step(self, s: DeadlineState, a: dd.Arrival) -> list[Order]:
         if a.job is not None:
             s.total = s.total + a.value
             s.reported.append(a.worker)
@@ -85,7 +87,7 @@ class Fresh(dd.Algorithm[FreshState]):
     def init(self, x: Tensor, n: int, rng: dd.Draws) -> FreshState:
         return FreshState(weights=x, n=n, sent=dict.fromkeys(range(n), 0))
 
-    def step(self, s: FreshState, a: dd.Arrival) -> list[dd.Order]:
+    def step(self, s: FreshState, a: dd.Arrival) -> list[Order]:
         s.descend(a.value, self.lr)
         orders = [dd.again(a.worker)]
         if a.job.draw % 2:
@@ -169,10 +171,10 @@ class Scenario:
         usual = {"updates": 24, "checkpoint_every": 5, "evaluate_every": 7, "evaluate_seconds": 2.0}
         self.algorithm, self.problem, self.speeds, self.options = algorithm, problem, speeds, {**usual, **options}
         # what resume and replay have to be given, because the folder cannot build it
-        self.again = None if type(problem) in dd.PROBLEMS.values() else problem
+        self.again = None if type(problem) in dd.problems.PROBLEMS.values() else problem
 
     def run(self, **options: Any) -> dd.Run:
-        return dd.simulate(self.algorithm, self.problem, self.speeds, **{**self.options, **options})
+        return simulate(self.algorithm, self.problem, self.speeds, **{**self.options, **options})
 
     def killed(self, folder: Path, count: int, **options: Any) -> None:
         with pytest.raises(Killed):
@@ -180,9 +182,9 @@ class Scenario:
 
 
 centers = [[0.0, 1.0], [6.0, 0.0], [2.0, 2.0]]
-three = dd.ExponentialSpeeds([0.5, 1.0, 2.0], seed=5)
-moves = (dd.join(3, 2.5), dd.leave(1, 4.0), dd.join(1, 7.0), dd.leave(0, 9.0))
-paces = dd.ChangingSpeeds(dd.FixedSpeeds([1, 1, 2, 3]), [3.0, 6.5], [[1, 1, 1, 1], [9, 1, 1, 0.5], [1, 2, 3, 4]])
+three = dd.speeds.ExponentialSpeeds([0.5, 1.0, 2.0], seed=5)
+moves = (dd.speeds.join(3, 2.5), dd.speeds.leave(1, 4.0), dd.speeds.join(1, 7.0), dd.speeds.leave(0, 9.0))
+paces = dd.speeds.ChangingSpeeds(dd.FixedSpeeds([1, 1, 2, 3]), [3.0, 6.5], [[1, 1, 1, 1], [9, 1, 1, 0.5], [1, 2, 3, 4]])
 rare = dd.FixedSpeeds([5.0] * 4)  # after second 10 nothing arrives until 15
 until_13 = {"updates": None, "time": 13.0, "checkpoint_every": 1, "evaluate_seconds": 0.75}
 jittered = dd.Network(mlp(), cross_entropy, [Jittered(pair) for pair in shards()], 4, stochastic=True)
@@ -192,14 +194,16 @@ SCENARIOS: dict[str, Scenario] = {
     "leave and join": Scenario(dd.DuDe(LR, wait_for=2), changes=moves),
     "leave with its memory": Scenario(dd.DuDe(LR, memory="workers"), changes=moves),
     "leave and join, vanilla": Scenario(dd.VanillaASGD(LR), changes=moves),
-    "link": Scenario(dd.UniformASGD(LR), link=dd.Link(0.25, 64.0)),
+    "link": Scenario(dd.UniformASGD(LR), link=dd.speeds.Link(0.25, 64.0)),
     "changing speeds": Scenario(dd.FedBuff(LR, buffer=3), speeds=paces),
     "one checkpoint": Scenario(dd.MIFA(LR, active=2), keep=1),
     "early stop": Scenario(dd.DuDe(0.1), updates=200, stop=dd.EarlyStop(patience=2)),
     "early stop at a checkpoint": Scenario(dd.DuDe(0.1), updates=200, stop=dd.EarlyStop(target=2.66), evaluate_every=5),
     "until a time": Scenario(dd.DuDe(LR), updates=None, time=12.0, evaluate_seconds=0.5),
     "evaluated after the last arrival": Scenario(dd.VanillaASGD(LR), speeds=rare, **until_13),
-    "gone after the last arrival": Scenario(dd.VanillaASGD(LR), speeds=rare, changes=[dd.leave(2, 12.0)], **until_13),
+    "gone after the last arrival": Scenario(
+        dd.VanillaASGD(LR), speeds=rare, changes=[dd.speeds.leave(2, 12.0)], **until_13
+    ),
     "rejections": Scenario(dd.DuDe(LR, memory="workers"), Holes(centers, noise=0.5), three),
     "wrong shapes": Scenario(dd.FedBuff(LR, buffer=2), Cuts(centers, noise=0.5), three),
     "wrong shapes, memory at workers": Scenario(dd.DuDe(LR, memory="workers"), Cuts(centers, noise=0.5), three),

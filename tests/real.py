@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import dualdelay as dd
+from flat import replay
 from helpers import audit
 
 
@@ -136,11 +137,11 @@ class Stubborn(dd.SyncSGD):
 
 def check(run: dd.Run, folder: Any, problem: dd.Problem, **given: Any) -> dd.Run:
     """The audit holds, and the record replays to the same bits."""
-    if run.error is not None:
-        assert run.error <= audit(run), run.error
-    again = dd.replay(folder, problem, **given)
+    if run.audit is not None:
+        assert run.audit <= audit(run), run.audit
+    again = replay(folder, problem, **given)
     assert torch.equal(again.x, run.x)
     assert kinds(again) == kinds(run)
-    if run.error is not None:
-        assert again.error is not None and again.error <= audit(again)
+    if run.audit is not None:
+        assert again.audit is not None and again.audit <= audit(again)
     return again

@@ -28,9 +28,9 @@ def timed(updates: int, **settings: int) -> float:
         dd.Network(LeNet, cross_entropy, DATA, BATCH, full_gradient=False),
         dd.TruncatedNormalSpeeds(CLIENTS, std=1.0, seed=0),
         updates=updates + SKIP,
-        evaluate_every=10**9,
+        evaluation=dd.Evaluation(every=10**9),
         watch=(lambda state, arrival: times.append(time.perf_counter()),),
-        **settings,
+        compute=dd.Compute(**settings),
     )
     return times[-1] - times[-1 - updates]
 

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import dualdelay as dd
+from dualdelay.core.environment import environment
 from dualdelay.paper.experiment import Cell, Experiment
-from dualdelay.runs.grid import Point
-from dualdelay.runs.setup import versions
-from dualdelay.runs.sweep import computed
+from dualdelay.runs.sweep import Options, Point, run_points
 
 CELLS = Path(__file__).parent / "cifar10"
 EXPERIMENT = Experiment(10, (0.1,), (5.0, 1.0), (0, 1, 2), evaluations=10)
@@ -43,23 +42,23 @@ def methods(cell: Cell) -> dict[str, tuple[Any, tuple[float, ...]]]:
         "sync": (dd.SyncSGD, LARGE),
         "mifa": (lambda lr: dd.MIFA(lr, active=5), LARGE),
         "siag": (dd.SIAG, LARGE),
-        "rescaled": (dd.RescaledASGD, STEPS),
-        "malenia": (dd.MaleniaSGD, LARGE),
-        "malenia 2n": (lambda lr: dd.MaleniaSGD(lr, gradients=20), LARGE),
-        "ringleader": (dd.RingleaderASGD, STEPS),
-        "ca2fl": (lambda lr: dd.CA2FL(lr, buffer=BUFFER), STEPS),
-        "aced": (dd.ACED, STEPS),
-        "sync_by_speed": (dd.SyncBySpeed, LARGE),
-        "rennala": (dd.RennalaSGD, LARGE),
-        "ringmaster": (dd.RingmasterASGD, STEPS),
-        "delay_adaptive": (dd.DelayAdaptiveASGD, STEPS),
-        "generalized": (lambda lr: dd.GeneralizedASGD(lr, by_rate(cell)), STEPS),
-        "fedasync": (dd.FedAsync, LARGE),
-        "fedfix": (lambda lr: dd.FedFix(lr, period=period), LARGE),
-        "iag": (dd.IAG, LARGE),
-        "sag": (dd.SAG, LARGE),
-        "saga": (dd.SAGA, LARGE),
-        "fadas": (lambda lr: dd.FADAS(lr, buffer=BUFFER), (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03)),
+        "rescaled": (dd.algorithms.RescaledASGD, STEPS),
+        "malenia": (dd.algorithms.MaleniaSGD, LARGE),
+        "malenia 2n": (lambda lr: dd.algorithms.MaleniaSGD(lr, gradients=20), LARGE),
+        "ringleader": (dd.algorithms.RingleaderASGD, STEPS),
+        "ca2fl": (lambda lr: dd.algorithms.CA2FL(lr, buffer=BUFFER), STEPS),
+        "aced": (dd.algorithms.ACED, STEPS),
+        "sync_by_speed": (dd.algorithms.SyncBySpeed, LARGE),
+        "rennala": (dd.algorithms.RennalaSGD, LARGE),
+        "ringmaster": (dd.algorithms.RingmasterASGD, STEPS),
+        "delay_adaptive": (dd.algorithms.DelayAdaptiveASGD, STEPS),
+        "generalized": (lambda lr: dd.algorithms.GeneralizedASGD(lr, by_rate(cell)), STEPS),
+        "fedasync": (dd.algorithms.FedAsync, LARGE),
+        "fedfix": (lambda lr: dd.algorithms.FedFix(lr, period=period), LARGE),
+        "iag": (dd.algorithms.IAG, LARGE),
+        "sag": (dd.algorithms.SAG, LARGE),
+        "saga": (dd.algorithms.SAGA, LARGE),
+        "fadas": (lambda lr: dd.algorithms.FADAS(lr, buffer=BUFFER), (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03)),
     }
 
 
@@ -81,10 +80,13 @@ def compute(cell: Cell, folder: Path) -> None:
     problem, points = cell.problem(0.1), []
     for name, (maker, steps) in methods(cell).items():
         points += [
-            Point({"name": name, "seed": cell.seed}, maker(lr), problem, cell.speeds, cell.seed, None) for lr in steps
+            Point({"name": name, "seed": cell.seed}, maker(lr), problem, dd.SimulatedFleet(cell.speeds), cell.seed, None)
+            for lr in steps
         ]
     pause = cell.horizon / EXPERIMENT.evaluations
-    made = computed(points, time=cell.horizon, evaluate_seconds=pause, device="cuda", report=report)
+    evaluation = dd.Evaluation(seconds=pause)
+    options = Options(None, cell.horizon, dd.Saving(), evaluation, dd.Compute("cuda"), dd.Server())
+    made = run_points(points, options, watch=dd.Reporting(progress=False, report=report))
     runs = []
     for k, (point, run) in enumerate(zip(points, made.runs, strict=True)):
         record: dict[str, Any] = {"method": point.names["name"], "lr": point.algorithm.lr}
@@ -101,7 +103,7 @@ def compute(cell: Cell, folder: Path) -> None:
         "horizon": cell.horizon,
         "speeds": cell.times,
         "device": "cuda",
-        **versions(),
+        **environment(),
     }
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f"{cell.name}.part"

@@ -107,7 +107,7 @@ class Row(NamedTuple):
 
 def _generalized(lr: float, at: Instance) -> dd.Algorithm[Any]:
     rate = sum(by_speed(at))
-    return dd.GeneralizedASGD(lr=lr, probabilities=tuple(p / rate for p in by_speed(at)))
+    return dd.algorithms.GeneralizedASGD(lr=lr, probabilities=tuple(p / rate for p in by_speed(at)))
 
 
 ROWS: dict[str, Row] = {name: Row(lambda lr, at, kind=kind: kind(lr=lr)) for name, kind in dd.ALGORITHMS.items()} | {
@@ -118,14 +118,16 @@ ROWS: dict[str, Row] = {name: Row(lambda lr, at, kind=kind: kind(lr=lr)) for nam
     "generalized": Row(_generalized, random=True),
     "mifa": Row(lambda lr, at: dd.MIFA(lr=lr, active=2)),
     "fedbuff": Row(lambda lr, at: dd.FedBuff(lr=lr, buffer=2), by_speed),
-    "ca2fl": Row(lambda lr, at: dd.CA2FL(lr=lr, buffer=2)),
-    "fadas": Row(lambda lr, at: dd.FADAS(lr=8 * lr, buffer=2), by_speed),  # its steps are divided by a gradient's size
-    "delay_adaptive": Row(lambda lr, at: dd.DelayAdaptiveASGD(lr=lr), delay_adaptive),
-    "ringmaster": Row(lambda lr, at: dd.RingmasterASGD(lr=lr), ringmaster),
-    "rennala": Row(lambda lr, at: dd.RennalaSGD(lr=lr), rennala),
+    "ca2fl": Row(lambda lr, at: dd.algorithms.CA2FL(lr=lr, buffer=2)),
+    "fadas": Row(
+        lambda lr, at: dd.algorithms.FADAS(lr=8 * lr, buffer=2), by_speed
+    ),  # its steps are divided by a gradient's size
+    "delay_adaptive": Row(lambda lr, at: dd.algorithms.DelayAdaptiveASGD(lr=lr), delay_adaptive),
+    "ringmaster": Row(lambda lr, at: dd.algorithms.RingmasterASGD(lr=lr), ringmaster),
+    "rennala": Row(lambda lr, at: dd.algorithms.RennalaSGD(lr=lr), rennala),
     # an arrival of i leaves (1 - alpha) x + alpha sum_j v_j as it was, v_j being the workers' models, but for its own push:
     # so every arrival counts the same, as under vanilla ASGD, but moves n models at once, hence the larger step
-    "fedasync": Row(lambda lr, at: dd.FedAsync(lr=4 * lr), by_speed),
+    "fedasync": Row(lambda lr, at: dd.algorithms.FedAsync(lr=4 * lr), by_speed),
 }
 
 
@@ -145,7 +147,9 @@ def mean_model(row: Row, at: Instance, lr: float, updates: int) -> float:
             models.append(float(state.x))
 
     made = row.make(lr, at)
-    dd.simulate(made, problem, dd.FixedSpeeds(at.seconds), updates=updates, watch=[keep], evaluate_every=updates)
+    dd.simulate(
+        made, problem, dd.FixedSpeeds(at.seconds), updates=updates, watch=[keep], evaluation=dd.Evaluation(every=updates)
+    )
     return float(np.mean(models))
 
 

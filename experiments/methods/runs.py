@@ -15,11 +15,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from settings import ENTRIES, EVALUATIONS, SEEDS, STEPS, Setting
 
 import dualdelay as dd
+from dualdelay.core.environment import environment
 from dualdelay.paper.tables import Outcome
-from dualdelay.runs.grid import Point
 from dualdelay.runs.names import describe
-from dualdelay.runs.setup import versions
-from dualdelay.runs.sweep import computed
+from dualdelay.runs.sweep import Options, Point, run_points
 from dualdelay.storage.files import make_folder, write
 
 TOGETHER = 96  # runs that a process computes side by side, and what is lost when it is killed
@@ -90,14 +89,23 @@ def some(job: tuple[Setting, Sequence[Key]]) -> tuple[Setting, dict[str, Any]]:
         points = []
         for key in mine:
             algorithm = ENTRIES[key.entry](key.lr, setting.times(seed))
-            points.append(Point({"algorithm": key.name}, algorithm, setting.made(seed), setting.speeds(seed), seed, None))
+            points.append(
+                Point(
+                    {"algorithm": key.name},
+                    algorithm,
+                    setting.made(seed),
+                    dd.SimulatedFleet(setting.speeds(seed)),
+                    seed,
+                    None,
+                )
+            )
         if not points:
             continue
         time = setting.horizon(seed)
         try:
-            made = computed(
-                points, time=time, evaluate_seconds=time / EVALUATIONS, batch=True, cores=1, on_nonfinite="stop"
-            )
+            compute, server = dd.Compute(batch=True, cores=1), dd.Server(on_nonfinite="stop")
+            evaluation = dd.Evaluation(seconds=time / EVALUATIONS)
+            made = run_points(points, Options(None, time, dd.Saving(), evaluation, compute, server))
         except dd.RunFailed as error:
             records |= {key.name: {"failed": str(error)} for key in mine}
             continue
@@ -155,7 +163,7 @@ def compute(settings: Sequence[Setting], folder: Path) -> dict[Setting, dict[str
             for setting, records in pool.imap_unordered(some, jobs):
                 book = books[setting]
                 book["runs"] |= records
-                book["computed"] += [versions()] if versions() not in book["computed"] else []
+                book["computed"] += [environment()] if environment() not in book["computed"] else []
                 save(setting, book, folder)
                 progress.update(task, advance=len(records))
                 progress.console.print(f"{setting.name}: {len(book['runs']):,} runs", highlight=False)

@@ -19,7 +19,7 @@ EVALUATIONS = 25
 STEPS = tuple(2.0**k for k in range(-10, 3, 2))  # first; then beyond an edge, then beside the best
 PROBLEMS = {
     # five features for ten workers far apart: no model suits all; `unlike` was chosen on seeds 100 to 102
-    "logistic": dd.Logistic(workers=WORKERS, features=5, samples=200, unlike=3.0, batch_size=8),
+    "logistic": dd.problems.Logistic(workers=WORKERS, features=5, samples=200, unlike=3.0, batch_size=8),
     "digits": dd.Digits(workers=WORKERS, alpha=0.1),
 }
 STDS = (5.0, 1.0)
@@ -35,13 +35,13 @@ def _plain(name: str, **settings: Any) -> Make:
 def _by_speed(lr: float, times: Times) -> dd.Algorithm[Any]:
     """With equal chances it would be Uniform ASGD again."""
     rate = sum(1 / time for time in times)
-    return dd.GeneralizedASGD(lr=lr, probabilities=tuple(1 / time / rate for time in times))
+    return dd.algorithms.GeneralizedASGD(lr=lr, probabilities=tuple(1 / time / rate for time in times))
 
 
 ENTRIES: dict[str, Make] = {name: _plain(name) for name in dd.ALGORITHMS if name != "auto"} | {  # see experiments/tuning
     "mifa": _plain("mifa", active=WORKERS // 2),  # with all of them it would be synchronous SGD again
     "generalized": _by_speed,
-    "fedfix": lambda lr, times: dd.FedFix(lr=lr, period=median(times)),
+    "fedfix": lambda lr, times: dd.algorithms.FedFix(lr=lr, period=median(times)),
     "dude c=3": _plain("dude", wait_for=3),
     "fedbuff m=3": _plain("fedbuff", buffer=3),
     "malenia S=20": _plain("malenia", gradients=2 * WORKERS),
@@ -119,7 +119,7 @@ class Setting:
     def least(self, seed: int) -> float:
         """The least F there is; for a network that can fit everything, zero."""
         problem = self.made(seed)
-        return problem.evaluate(problem.optimum())["objective"] if isinstance(problem, dd.Logistic) else 0.0
+        return problem.evaluate(problem.optimum())["objective"] if isinstance(problem, dd.problems.Logistic) else 0.0
 
     def biased(self, seed: int) -> float:
         """How far above the least F is where vanilla ASGD tends to, the minimum of sum_i F_i / s_i."""

@@ -20,10 +20,9 @@ from settings import EVALUATIONS, SEEDS, Setting
 
 import dualdelay as dd
 from dualdelay.analysis.figures import Curve, Panel, draw_panels
+from dualdelay.core.environment import environment
 from dualdelay.paper.tables import markdown
-from dualdelay.runs.grid import Point
-from dualdelay.runs.setup import versions
-from dualdelay.runs.sweep import computed
+from dualdelay.runs.sweep import Options, Point, run_points
 from dualdelay.storage.files import make_folder, write
 
 HERE = Path(__file__).parent
@@ -42,10 +41,10 @@ SHARES = np.linspace(0, 1, EVALUATIONS + 1)
 Job = tuple[str, str, int, tuple[float, ...]]
 
 
-def link(kind: str, seed: int) -> dd.Link:
+def link(kind: str, seed: int) -> dd.speeds.Link:
     """Over a slow link a whole gradient travels as long as the median worker computes, and so does the model."""
     size = 4 * len(SETTING.made(seed).start(seed))
-    return dd.Link(bandwidth=size / median(SETTING.times(seed))) if kind == "slow" else dd.Link()
+    return dd.speeds.Link(bandwidth=size / median(SETTING.times(seed))) if kind == "slow" else dd.speeds.Link()
 
 
 def some(job: Job) -> dict[str, Any]:
@@ -53,11 +52,12 @@ def some(job: Job) -> dict[str, Any]:
     way, kind, seed, steps = job
     problem, speeds, time = SETTING.made(seed), SETTING.speeds(seed), SETTING.horizon(seed)
     methods = [dd.DuDe(lr=lr, memory="workers", compress=WAYS[way][0]) for lr in steps]
-    points = [Point({"algorithm": str(m)}, m, problem, speeds, seed, None) for m in methods]
+    points = [
+        Point({"algorithm": str(m)}, m, problem, dd.SimulatedFleet(speeds, link(kind, seed)), seed, None) for m in methods
+    ]
     pause = time / EVALUATIONS
-    made = computed(
-        points, time=time, evaluate_seconds=pause, batch=True, cores=1, link=link(kind, seed), on_nonfinite="stop"
-    )
+    compute, server = dd.Compute(batch=True, cores=1), dd.Server(on_nonfinite="stop")
+    made = run_points(points, Options(None, time, dd.Saving(), dd.Evaluation(seconds=pause), compute, server))
     records: dict[str, Any] = {}
     for k, (lr, run) in enumerate(zip(steps, made.runs, strict=True)):
         name = f"{way}, {kind}, lr 2^{np.log2(lr):g}, seed {seed}"
@@ -103,7 +103,7 @@ def missing(book: dict[str, Any]) -> list[Job]:
 def compute() -> dict[str, Any]:
     """Compute and keep what is missing."""
     make_folder(KEPT.parent)
-    fresh = {"about": {"arrivals": SETTING.arrivals}, "computed": versions(), "runs": {}}
+    fresh = {"about": {"arrivals": SETTING.arrivals}, "computed": environment(), "runs": {}}
     book: dict[str, Any] = json.loads(KEPT.read_bytes()) if KEPT.exists() else fresh
     with multiprocessing.get_context("spawn").Pool(2) as pool, Progress() as progress:
         while jobs := missing(book):
@@ -122,7 +122,9 @@ def resting(way: str, d: int) -> float:
     size = [(k + 1) / d for k in range(d)]
     problem = dd.Quadratic([[b * part for part in size] for b in (0.0, 6.0, 12.0)])
     method = dd.DuDe(lr=2.0**-7, memory="workers", compress=WAYS[way][0])
-    run = dd.simulate(method, problem, dd.FixedSpeeds([1.0, 2.0, 4.0]), updates=30_000, evaluate_every=30_000)
+    run = dd.simulate(
+        method, problem, dd.FixedSpeeds([1.0, 2.0, 4.0]), updates=30_000, evaluation=dd.Evaluation(every=30_000)
+    )
     return max(abs(x - 6 * part) for x, part in zip(run.x.tolist(), size, strict=True))
 
 

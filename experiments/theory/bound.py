@@ -86,7 +86,12 @@ def gradients(at: Setting, lr: float, updates: int) -> Any:
             rows.append(square(state.x))
 
     run = dd.simulate(
-        dd.DuDe(lr=lr), problem, dd.FixedSpeeds(at.seconds), updates=updates, watch=[keep], evaluate_every=updates
+        dd.DuDe(lr=lr),
+        problem,
+        dd.FixedSpeeds(at.seconds),
+        updates=updates,
+        watch=[keep],
+        evaluation=dd.Evaluation(every=updates),
     )
     assert len(rows) == updates + 1 and run.delays.tau_max <= at.delay
     return np.stack(rows)

@@ -19,9 +19,9 @@ import torch
 from lenet import FastCifar10
 from settings import STAGES
 
-from dualdelay.runs.grid import Point
-from dualdelay.runs.setup import versions
-from dualdelay.runs.sweep import computed
+import dualdelay as dd
+from dualdelay.core.environment import environment
+from dualdelay.runs.sweep import Options, Point, run_points
 
 PARTS = Path("runs/tuning")
 RESULTS = Path(__file__).parent / "results"
@@ -55,9 +55,11 @@ def compute(stage: str, name: str, only: str = "") -> None:
             if only and method not in only.split("+"):
                 continue
             names = {"name": method, "alpha": alpha, "seed": place.seed}
-            points.append(Point(names, maker(lr), problems[alpha], cell.speeds, place.seed, None))
+            points.append(Point(names, maker(lr), problems[alpha], dd.SimulatedFleet(cell.speeds), place.seed, None))
     pause = cell.horizon / EVALUATIONS
-    made = computed(points, time=cell.horizon, evaluate_seconds=pause, device=device, cores=1, report=report)
+    compute, evaluation = dd.Compute(device, cores=1), dd.Evaluation(seconds=pause)
+    options = Options(None, cell.horizon, dd.Saving(), evaluation, compute, dd.Server())
+    made = run_points(points, options, watch=dd.Reporting(progress=False, report=report))
     runs = []
     for k, (point, run) in enumerate(zip(points, made.runs, strict=True)):
         record: dict[str, Any] = {"alpha": point.names["alpha"], "method": point.names["name"], "lr": point.algorithm.lr}
@@ -70,7 +72,7 @@ def compute(stage: str, name: str, only: str = "") -> None:
         counts = {"updates": run.version, "arrivals": len(run.trace), "tau_max": delays.tau_max}
         runs.append({**record, **ends, **counts, "tau_avg": round(delays.tau_avg, 2), "curve": curve})
     about = {"workers": place.workers, "std": place.std, "seed": place.seed, "horizon": cell.horizon}
-    about |= {"speeds": cell.times, "device": device, **versions()}
+    about |= {"speeds": cell.times, "device": device, **environment()}
     lines = ",\n".join(json.dumps(run) for run in runs)
     PARTS.mkdir(parents=True, exist_ok=True)
     part = PARTS / f"{_file(stage, name, only)}.part"

@@ -139,7 +139,9 @@ def double_root(tau: Array) -> float:
 def simulate(method: Any, speeds: Any, jobs: int, curvatures: Any = None, d: int = 1, **options: Any) -> dd.Run:
     problem = dd.Quadratic([[0.0] * d] * speeds.n, curvatures, start=[1.0] * d)
     until = (jobs + 1) * max(speeds.times)
-    return dd.simulate(method, problem, speeds, time=until, evaluate_every=10**9, cores=1, **options)
+    return dd.simulate(
+        method, problem, speeds, time=until, evaluation=dd.Evaluation(every=10**9), compute=dd.Compute(cores=1), **options
+    )
 
 
 def fixed(n: int, std: float, c: int, seed: int) -> Found:

@@ -22,7 +22,7 @@ SEEDS = (0, 1, 2)
 ARRIVALS = 4_000  # of a fully asynchronous method, as in docs/methods.md
 PROBLEMS = {
     "digits": dd.Digits(workers=10, alpha=0.1),
-    "logistic": dd.Logistic(workers=10, features=5, samples=200, unlike=3.0, batch_size=8),
+    "logistic": dd.problems.Logistic(workers=10, features=5, samples=200, unlike=3.0, batch_size=8),
 }
 RULES: dict[str, Callable[[], dd.Algorithm[Any]]] = {
     "AutoDuDe": dd.AutoDuDe,
@@ -37,7 +37,7 @@ RULES: dict[str, Callable[[], dd.Algorithm[Any]]] = {
     "cosine of movement and gradient, 0.1": partial(Trial, 0.6, beta=0.1),
     "cosine of movement and gradient, 0.3": partial(Trial, 0.6, beta=0.3),
     "curvature from secants": partial(Trial, 0.6, secant=0.2),
-    "rounds: Ringleader, step 0.6 / 2 n": partial(dd.RingleaderASGD, 0.03),
+    "rounds: Ringleader, step 0.6 / 2 n": partial(dd.algorithms.RingleaderASGD, 0.03),
     "corrected, 0.3 / n": partial(Corrected, 0.3),
 }
 
@@ -46,9 +46,9 @@ def final(rule: Callable[[], dd.Algorithm[Any]], name: str, std: float, seed: in
     """F - F* at the end (F for the digits); nan if the run failed."""
     problem, speeds = PROBLEMS[name].reseeded(seed), dd.TruncatedNormalSpeeds(10, std, seed)
     time = ARRIVALS / sum(1 / speeds.seconds(worker, 0) for worker in range(10))
-    least = problem.evaluate(problem.optimum())["objective"] if isinstance(problem, dd.Logistic) else 0.0
+    least = problem.evaluate(problem.optimum())["objective"] if isinstance(problem, dd.problems.Logistic) else 0.0
     try:
-        run = dd.simulate(rule(), problem, speeds, time=time, evaluate_seconds=time, seed=seed)
+        run = dd.simulate(rule(), problem, speeds, time=time, evaluation=dd.Evaluation(seconds=time), seed=seed)
     except dd.RunFailed:
         return float("nan")
     return float(run.metrics.objective[-1]) - least

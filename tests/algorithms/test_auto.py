@@ -9,6 +9,9 @@ import pytest
 import torch
 
 import dualdelay as dd
+from dualdelay.engine.delays import delay_grids
+from dualdelay.runs.names import label, parse
+from flat import simulate
 from helpers import drift, rounding
 from tables import CASES
 
@@ -21,7 +24,7 @@ FLEETS = {
     **{
         f"thirty, std {std:g}": dd.TruncatedNormalSpeeds(30, std, 4) for std in (1.0, 5.0)
     },  # one is hundreds of times faster
-    "four by chance": dd.ExponentialSpeeds([1.0, 0.5, 3.0, 1.5], seed=1),
+    "four by chance": dd.speeds.ExponentialSpeeds([1.0, 0.5, 3.0, 1.5], seed=1),
     "alike": dd.FixedSpeeds([1.0] * 12),
 }
 
@@ -35,7 +38,7 @@ def slowest(speeds):
 
 
 def run_on(speeds, jobs=60, lr=0.6, **options):
-    return dd.simulate(dd.AutoDuDe(lr=lr), centers(speeds.n), speeds, time=jobs * slowest(speeds), **options)
+    return simulate(dd.AutoDuDe(lr=lr), centers(speeds.n), speeds, time=jobs * slowest(speeds), **options)
 
 
 @pytest.mark.parametrize("fleet", FLEETS)
@@ -88,7 +91,7 @@ def test_every_step_is_that_of_the_means_and_of_what_is_new(case):
             models.append(s.x.clone())
             fresh.clear()
 
-    run = dd.simulate(dd.AutoDuDe(lr), problem, speeds, updates=40, watch=[check], evaluate_every=40)
+    run = dd.simulate(dd.AutoDuDe(lr), problem, speeds, updates=40, watch=[check], evaluation=dd.Evaluation(every=40))
     assert run.version == len(models) - 1 == 40 and len(set(run.trace.version)) > 20
 
 
@@ -96,12 +99,12 @@ def test_every_step_is_that_of_the_means_and_of_what_is_new(case):
 def test_the_mean_delay_is_kept_near_eight_or_nobody_is_waited_for(fleet):
     run = run_on(FLEETS[fleet])
     late = run.version - 40  # the last forty updates
-    tau, _ = dd.delay_grids(run.trace, run.problem.workers)
+    tau, _ = delay_grids(run.trace, run.problem.workers)
     assert 8 * 0.7**2 < tau[late:].mean() < 8 / 0.7**2 or (run.state.wait_for == 1 and tau[late:].mean() < 8)
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("speeds", [dd.FixedSpeeds([1.0, 2.0, 4.0]), dd.ExponentialSpeeds([9.0, 1.0, 0.1], seed=1)])
+@pytest.mark.parametrize("speeds", [dd.FixedSpeeds([1.0, 2.0, 4.0]), dd.speeds.ExponentialSpeeds([9.0, 1.0, 0.1], seed=1)])
 def test_the_limit_is_the_solution_for_all(speeds):
     problem = dd.Quadratic([[0.0, 1.0], [2.0, -1.0], [4.0, 0.0]], [1.0, [[2.0, 0.5], [0.5, 1.0]], 0.5])
     run = dd.simulate(dd.AutoDuDe(lr=0.5), problem, speeds, updates=3000)
@@ -133,16 +136,16 @@ def test_the_unit_of_time_does_not_matter(unit):
 
 
 def test_when_a_worker_grows_slow_more_are_waited_for():
-    speeds = dd.ChangingSpeeds(dd.FixedSpeeds([1.0] * 6), [50.0], [[1.0] * 6, [1.0] * 5 + [40.0]])
+    speeds = dd.speeds.ChangingSpeeds(dd.FixedSpeeds([1.0] * 6), [50.0], [[1.0] * 6, [1.0] * 5 + [40.0]])
     before, after = (dd.simulate(dd.AutoDuDe(), centers(6), speeds, time=t) for t in (50.0, 1500.0))
     assert after.state.wait_for > before.state.wait_for
-    tau, _ = dd.delay_grids(after.trace, 6)
+    tau, _ = delay_grids(after.trace, 6)
     assert 8 * 0.7**2 < tau[-40:].mean() < 8 / 0.7**2
 
 
 def test_while_somebody_is_silent_steps_shrink_with_the_delay():
     """Its last gradient counts on, older and older; the others move x less and less, and are not stopped."""
-    speeds = dd.RecordedSpeeds([[1.0], [2.0], [4.0, 1e9]])
+    speeds = dd.speeds.RecordedSpeeds([[1.0], [2.0], [4.0, 1e9]])
     seen = []
     run = dd.simulate(
         dd.AutoDuDe(), centers(3), speeds, updates=2000, watch=[lambda s, a: seen.append((s.version, s.x.clone()))]
@@ -192,5 +195,5 @@ def test_lr_must_be_a_positive_number(lr):
 
 def test_there_is_nobody_to_tell_it_to_wait_for():
     with pytest.raises(dd.BadInput, match="wait_for"):
-        dd.parse("algorithm", "auto[wait_for=3]")
-    assert dd.parse("algorithm", "auto") == dd.AutoDuDe() and dd.label(dd.AutoDuDe()) == "auto"
+        parse("algorithm", "auto[wait_for=3]")
+    assert parse("algorithm", "auto") == dd.AutoDuDe() and label(dd.AutoDuDe()) == "auto"

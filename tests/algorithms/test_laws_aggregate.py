@@ -55,9 +55,9 @@ def test_jobs_name_their_gradients_and_steps_follow_the_mean_of_the_latest(row, 
             steps = steps + sum(sent.values()) * (algorithm.lr / problem.workers)
             assert row not in FOLLOWING or near(s.x, start.double() - steps, drift(25, algorithm.lr, 2 * n, kind))
 
-    run = dd.simulate(algorithm, problem, speeds, updates=25, watch=[check], evaluate_every=25)
+    run = dd.simulate(algorithm, problem, speeds, updates=25, watch=[check], evaluation=dd.Evaluation(every=25))
     assert same(lent, models)
-    assert row not in AGGREGATING or (run.error == 0.0 if single else run.error <= audit(run))
+    assert row not in AGGREGATING or (run.audit == 0.0 if single else run.audit <= audit(run))
 
 
 @few
@@ -120,10 +120,10 @@ def test_a_lost_or_doubled_difference_moves_the_limit_and_a_table_heals(copies, 
         values[a.job[:2]] = float(a.value)
 
     algorithm = Unreliable(1 / 32, memory=memory, copies=copies)
-    run = dd.simulate(algorithm, *CASES["q3"], updates=1500, watch=[keep], evaluate_every=1500)
+    run = dd.simulate(algorithm, *CASES["q3"], updates=1500, watch=[keep], evaluation=dd.Evaluation(every=1500))
     off = (1 - copies) * values[1, 2] if memory == "workers" else 0.0
     assert abs(values[1, 2]) > 0.1 and float(run.x) == pytest.approx(6 + off / 3, abs=1e-9)
-    assert run.error > 1e-3 if off else run.error <= audit(run)
+    assert run.audit > 1e-3 if off else run.audit <= audit(run)
 
 
 def test_fedbuff_divides_by_the_size_of_its_buffer():
@@ -147,7 +147,7 @@ def test_fedbuff_divides_by_the_size_of_its_buffer():
 def test_a_method_without_memory_keeps_nothing_per_worker():
     n = 20_000
     problem, speeds = unlike(n), dd.FixedSpeeds([1.0 + i / n for i in range(n)])
-    run = dd.simulate(dd.VanillaASGD(2.0**-20), problem, speeds, updates=3000, evaluate_every=3000)
+    run = dd.simulate(dd.VanillaASGD(2.0**-20), problem, speeds, updates=3000, evaluation=dd.Evaluation(every=3000))
     assert run.trace.worker.tolist() == list(range(3000)) and run.state.n == n
     sizes = [part.numel() for f in fields(run.state) if isinstance(part := getattr(run.state, f.name), torch.Tensor)]
     assert sizes == [1]

@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dualdelay as dd
+from dualdelay.engine.delays import delay_grids
+from flat import simulate
 from helpers import AGGREGATING, few, rounding, stepping, times, unlike
 from tables import ALGORITHMS, CASES
 
@@ -31,9 +33,9 @@ def by_definition(trace, n):
 def test_delays_are_those_of_the_definition(row, case):
     # I-4
     problem, speeds = CASES[case]
-    run = dd.simulate(ALGORITHMS[row], problem, speeds, updates=60, evaluate_every=60)
+    run = dd.simulate(ALGORITHMS[row], problem, speeds, updates=60, evaluation=dd.Evaluation(every=60))
     tau, d = by_definition(run.trace, problem.workers)
-    assert all(map(np.array_equal, dd.delay_grids(run.trace, problem.workers), (tau, d)))
+    assert all(map(np.array_equal, delay_grids(run.trace, problem.workers), (tau, d)))
     assert run.delays.tau_max == tau.max()
     assert run.delays.tau_avg == pytest.approx(tau[:-1][tau[:-1] > 0].mean(), rel=rounding(4), abs=0)  # of whole numbers
     if "busy" not in row:  # where a gradient may be overwritten before the first update, and has no place in the grid
@@ -49,7 +51,7 @@ def test_the_two_delays_of_dude(seconds, wait_for):
     n = len(seconds)
     c = min(wait_for, n)
     run = dd.simulate(dd.DuDe(0.01, c), unlike(n), dd.FixedSpeeds(seconds), updates=60)
-    tau, d = dd.delay_grids(run.trace, n)
+    tau, d = delay_grids(run.trace, n)
     assert (tau[0] == 1).all() and (d[0] == 0).all()
     assert (tau >= d + 1).all() and ((d[1:] == 0).sum(1) == c).all()
     all_reported = (d < np.arange(len(d))[:, None]).all(1)  # since the first update, which was everybody's
@@ -62,7 +64,7 @@ def test_the_two_delays_of_dude(seconds, wait_for):
 def test_round_robin(n, c):
     # I-5: a gradient is n/c updates old when it comes and ages for n/c - 1 more until it is replaced
     run = dd.simulate(dd.DuDe(0.01, c), unlike(n), dd.FixedSpeeds([1.0] * n), updates=50)
-    _, d = dd.delay_grids(run.trace, n)
+    _, d = delay_grids(run.trace, n)
     assert (run.delays.tau_max, run.delays.arrival_max, d.max()) == (2 * n // c - 1, n // c, n // c - 1)
     assert c > 1 or (d[n:].sum(1) == n * (n - 1) // 2).all()
 
@@ -103,7 +105,7 @@ COUNTS = {  # I-7: updates by time t with fixed seconds s and two steps per job
 def test_updates_by_a_given_time(name, seconds, quarters):
     algorithm, count = COUNTS[name]
     problem = dd.LocalSteps(unlike(len(seconds)), 2, 0.01)
-    run = dd.simulate(algorithm, problem, dd.FixedSpeeds(seconds), time=quarters / 4, evaluate_every=100)
+    run = dd.simulate(algorithm, problem, dd.FixedSpeeds(seconds), time=quarters / 4, evaluation=dd.Evaluation(every=100))
     assert run.version == count(quarters / 4, [2 * s for s in seconds])
 
 
@@ -133,7 +135,7 @@ def test_simultaneous_arrivals_come_one_at_a_time_up_to_the_very_end():
 @pytest.mark.parametrize("c", [1, 3])
 def test_delays_are_right_when_somebody_leaving_makes_the_update(c):
     # workers 0 and 1 report at 1 and 2; at 3 the first update waits for worker 2 no more, and it is iteration 1
-    run = dd.simulate(dd.DuDe(0.01, c), *CASES["q3"], time=9.0, changes=[dd.leave(2, 3.0)])
-    tau, d = dd.delay_grids(run.trace, 3)
+    run = simulate(dd.DuDe(0.01, c), *CASES["q3"], time=9.0, changes=[dd.speeds.leave(2, 3.0)])
+    tau, d = delay_grids(run.trace, 3)
     assert tau[0].tolist() == [1, 1, -1] and d[0].tolist() == [0, 0, -1]
     assert (tau[1:, :2] >= d[1:, :2] + 1).all() and (d[1:, :2] >= 0).all()

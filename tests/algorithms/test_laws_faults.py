@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import dualdelay as dd
+from dualdelay.engine.delays import delay_grids
+from flat import simulate
 from helpers import apart, archive, audit, drift, same, unlike
 from own import Fresh
 from tables import ALGORITHMS, CASES, LR
@@ -55,7 +57,7 @@ def test_what_is_no_gradient_only_makes_its_worker_late(row, spoil, k):
     noise = (
         0.0 if row in ("uniform", "shuffled", "generalized") else 0.5
     )  # jobs that wait behind it have got their draws already
-    late = dd.RecordedSpeeds([[s] if i != 1 else [s] * k + [2 * s] + [s] * 200 for i, s in enumerate(SECONDS)])
+    late = dd.speeds.RecordedSpeeds([[s] if i != 1 else [s] * k + [2 * s] + [s] * 200 for i, s in enumerate(SECONDS)])
     faulty = Faulty(lambda worker, draw: (worker, draw) == (1, k), spoil, noise)
     run, models = archive(ALGORITHMS[row], faulty, dd.FixedSpeeds(SECONDS), updates=60)
     expected, others = archive(ALGORITHMS[row], Skipping(k, noise), late, updates=60)
@@ -72,12 +74,12 @@ def test_a_rejected_difference_is_not_kept_by_its_worker():
         archive(dd.DuDe(0.05, memory=memory), faulty, speeds, updates=60) for memory in ("server", "workers")
     )
     assert apart(server, workers) <= drift(60, 0.05, 12) * 32  # no weight and no gradient is larger
-    assert run.rejected == 12 and run.error <= audit(run)
+    assert run.rejected == 12 and run.audit <= audit(run)
 
 
 def test_ten_bad_gradients_in_a_row_stop_the_run():
     def go_on(faults, **options):
-        return dd.simulate(dd.VanillaASGD(LR), Faulty(faults), dd.FixedSpeeds(SECONDS), time=40.0, **options)
+        return simulate(dd.VanillaASGD(LR), Faulty(faults), dd.FixedSpeeds(SECONDS), time=40.0, **options)
 
     assert go_on(lambda worker, draw: worker == 1 and draw % 10 != 9).rejected == 27  # of 29 jobs by time 40
     with pytest.raises(dd.RunFailed, match=r"worker 1 .* not finite"):
@@ -88,9 +90,11 @@ def test_ten_bad_gradients_in_a_row_stop_the_run():
 
 def limit(row, changes, problem=CASES["q3"][0], speeds=CASES["q3"][1]):
     method = replace(ALGORITHMS[row], lr=2 * ALGORITHMS[row].lr)
-    run = dd.simulate(method, problem, speeds, updates=1100, changes=changes, evaluate_every=1100)
+    run = dd.simulate(
+        method, problem, dd.SimulatedFleet(speeds, changes=changes), updates=1100, evaluation=dd.Evaluation(every=1100)
+    )
     assert (
-        run.error <= audit(run) or run.state.n == 1
+        run.audit <= audit(run) or run.state.n == 1
     )  # alone its gradient tends to zero, and the error is relative to that
     return float(run.x), run.state.n
 
@@ -107,31 +111,31 @@ dudes = pytest.mark.parametrize("row", whole)
 @pytest.mark.parametrize("moment", [0.5, 4.0, 33.25])  # before its first report, at it, and later
 def test_who_left_counts_no_more(row, moment):
     # section 10: (0 + 6) / 2; and when the next leaves, the last one goes on alone, at 0
-    assert limit(row, [dd.leave(2, moment)]) == (near(3), 2)
-    assert limit(row, [dd.leave(2, moment), dd.leave(1, 40.5)]) == (near(0), 1)
+    assert limit(row, [dd.speeds.leave(2, moment)]) == (near(3), 2)
+    assert limit(row, [dd.speeds.leave(2, moment), dd.speeds.leave(1, 40.5)]) == (near(0), 1)
 
 
 @pytest.mark.parametrize("row", [row for row in whole if row != "auto"])  # its steps shrink while somebody is silent
 def test_who_is_never_heard_of_again_counts_with_its_last_gradient(row):
     # section 10: its gradient at w = 0 is -12 for good, so (w - 0) + (w - 6) - 12 = 0
-    assert limit(row, [], speeds=dd.RecordedSpeeds([[1.0], [2.0], [4.0, 1e9]])) == (near(9), 3)
+    assert limit(row, [], speeds=dd.speeds.RecordedSpeeds([[1.0], [2.0], [4.0, 1e9]])) == (near(9), 3)
 
 
 @dudes
 def test_who_joins_counts_like_the_others(row):
     # section 10: b = 30 beside 0, 6, 12 moves the solution to 12; who comes back brings a full gradient
     four = dd.Quadratic([[0.0], [6.0], [12.0], [30.0]]), dd.FixedSpeeds([1.0, 2.0, 4.0, 3.0])
-    assert limit(row, [dd.join(3, 50.0)], *four) == (near(12), 4)
-    assert limit(row, [dd.leave(2, 10.0), dd.join(2, 50.0)]) == (near(6), 3)
-    before = dd.simulate(ALGORITHMS[row], *four, time=50.0, changes=[dd.join(3, 50.5)])
+    assert limit(row, [dd.speeds.join(3, 50.0)], *four) == (near(12), 4)
+    assert limit(row, [dd.speeds.leave(2, 10.0), dd.speeds.join(2, 50.0)]) == (near(6), 3)
+    before = simulate(ALGORITHMS[row], *four, time=50.0, changes=[dd.speeds.join(3, 50.5)])
     assert 3 not in before.trace.worker and before.state.n == 3
 
 
 def test_who_joins_at_the_very_start_is_there():
-    assert limit("dude", [dd.join(2, 0.0)]) == (near(6), 3)
+    assert limit("dude", [dd.speeds.join(2, 0.0)]) == (near(6), 3)
 
 
-@pytest.mark.parametrize(("change", "expected"), [(dd.leave(2, 10.0), 2), (dd.join(2, 10.25), 24 / 7)])
+@pytest.mark.parametrize(("change", "expected"), [(dd.speeds.leave(2, 10.0), 2), (dd.speeds.join(2, 10.25), 24 / 7)])
 def test_vanilla_goes_on_with_who_is_there(change, expected):
     # read points average to sum p_i b_i: without worker 2, of seconds 1 and 2, that is 6 / 3
     run, models = archive(ALGORITHMS["vanilla"], *CASES["q3"], updates=2400, changes=[change])
@@ -139,17 +143,17 @@ def test_vanilla_goes_on_with_who_is_there(change, expected):
 
 
 def test_the_job_of_who_left_never_arrives():
-    run = dd.simulate(dd.DuDe(LR), *CASES["q3"], time=20.0, changes=[dd.leave(2, 5.0), dd.join(2, 7.0)])
+    run = simulate(dd.DuDe(LR), *CASES["q3"], time=20.0, changes=[dd.speeds.leave(2, 5.0), dd.speeds.join(2, 7.0)])
     mine = run.trace.worker == 2
     # draw 1, under way from 4 to 8, is lost; draw 2 starts at 7
     assert run.trace.time[mine].tolist() == [4.0, 11.0, 15.0, 19.0] and run.trace.draw[mine].tolist() == [0, 2, 3, 4]
     assert [(e["kind"], e["worker"], e["time"]) for e in run.trace.events] == [("left", 2, 5.0), ("joined", 2, 7.0)]
     # update t is arrival t + 2: worker 2 is in the first, and again from its second arrival on
     back = np.arange(len(run.trace)) >= np.flatnonzero(mine)[1]
-    assert ((dd.delay_grids(run.trace, 3)[0][:, 2] > 0) == (back | (run.trace.time < 5))[2:]).all()
+    assert ((delay_grids(run.trace, 3)[0][:, 2] > 0) == (back | (run.trace.time < 5))[2:]).all()
 
 
 def test_methods_without_a_rule_refuse():
-    for change in (dd.leave(1, 3.0), dd.join(1, 3.0)):
+    for change in (dd.speeds.leave(1, 3.0), dd.speeds.join(1, 3.0)):
         with pytest.raises(dd.BadInput, match=r"worker 1 (left|joined), and Fresh has no rule for that"):
-            dd.simulate(Fresh(LR), *CASES["q3"], updates=30, changes=[change])
+            simulate(Fresh(LR), *CASES["q3"], updates=30, changes=[change])

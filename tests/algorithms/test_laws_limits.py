@@ -23,7 +23,7 @@ RESTING = {
 def test_methods_with_memory_rest_at_the_solution(name):
     # I-8: w* = (0 + 6 + 12) / 3
     method = replace(RESTING[name], lr=2 * LR)
-    run = dd.simulate(method, *CASES["q3"], updates=1100, evaluate_every=1100)
+    run = dd.simulate(method, *CASES["q3"], updates=1100, evaluation=dd.Evaluation(every=1100))
     assert float(run.x) == pytest.approx(
         6, abs=rounding(16) * 6 / method.lr
     )  # a step that is less than a last digit is none
@@ -83,7 +83,7 @@ def test_dude_solves_the_equal_problem_and_vanilla_one_weighted_by_speed(seconds
         for p in (torch.ones(3).double(), 1 / torch.tensor(seconds).double())
     )
     problem, speeds = dd.Quadratic(b, A), dd.FixedSpeeds(seconds)
-    x = dd.simulate(dd.DuDe(2.0**-6), problem, speeds, updates=4000, evaluate_every=4000).x
+    x = dd.simulate(dd.DuDe(2.0**-6), problem, speeds, updates=4000, evaluation=dd.Evaluation(every=4000)).x
     assert torch.allclose(x, equal, rtol=0, atol=1e-9) and torch.allclose(
         problem.optimum(), equal, rtol=rounding(64), atol=0
     )
@@ -127,7 +127,7 @@ def test_workers_that_agree_are_solved_by_every_method(row):
     # I-21
     problem = dd.Quadratic([[2.0, -1.0]] * 3, [1.0, 0.75, 1.25])
     method = replace(ALGORITHMS[row], lr=2 * ALGORITHMS[row].lr)
-    run = dd.simulate(method, problem, CASES["q3"][1], updates=700, evaluate_every=700)
+    run = dd.simulate(method, problem, CASES["q3"][1], updates=700, evaluation=dd.Evaluation(every=700))
     assert run.x.tolist() == pytest.approx([2.0, -1.0], abs=1e-6)
 
 

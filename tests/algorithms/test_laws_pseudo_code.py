@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import dualdelay as dd
 import rivals
+from dualdelay.runs.names import label
 from helpers import apart, archive, drift, few, operations, rounding, same, stepping, unlike
 from tables import CASES, LR
 
@@ -45,7 +46,9 @@ def follow(algorithm, problem, speeds, updates=None, time=None):
         if s.version == len(models):
             models.append(s.x)
 
-    run = dd.simulate(algorithm, problem, speeds, updates=updates, time=time, watch=[keep], evaluate_every=10**6)
+    run = dd.simulate(
+        algorithm, problem, speeds, updates=updates, time=time, watch=[keep], evaluation=dd.Evaluation(every=10**6)
+    )
     if run.version == len(models):
         models.append(run.x)
     assert len(models) == run.version + 1
@@ -62,44 +65,48 @@ def at_rest(weights, instance):
 # Step by step ---------------------------------------------------------------------------------------------------------
 
 STEPS = {
-    "rescaled": (dd.RescaledASGD, rivals.rescaled, {}),
-    "malenia": (dd.MaleniaSGD, rivals.malenia, {}),
-    "malenia more": (dd.MaleniaSGD, rivals.malenia, {"gradients": 9}),
-    "ringleader": (dd.RingleaderASGD, rivals.ringleader, {}),
-    "ca2fl": (dd.CA2FL, rivals.ca2fl, {}),
-    "ca2fl three": (dd.CA2FL, rivals.ca2fl, {"buffer": 3}),
-    "aced": (dd.ACED, rivals.aced, {}),
-    "aced inf": (dd.ACED, rivals.aced, {"max_delay": math.inf}),
-    "aced five": (dd.ACED, rivals.aced, {"max_delay": 5}),
-    "aced one": (dd.ACED, rivals.aced, {"max_delay": 1}),  # an arrival that is old finds nobody's fresh: no update
-    "sync_by_speed": (dd.SyncBySpeed, rivals.sync_by_speed, {}),
-    "sync_by_speed three": (dd.SyncBySpeed, rivals.sync_by_speed, {"least": 3}),
-    "rennala": (dd.RennalaSGD, rivals.rennala, {}),
-    "rennala seven": (dd.RennalaSGD, rivals.rennala, {"gradients": 7}),
-    "ringmaster": (dd.RingmasterASGD, rivals.ringmaster, {}),
-    "ringmaster seven": (dd.RingmasterASGD, rivals.ringmaster, {"threshold": 7}),
-    "ringmaster stop": (dd.RingmasterASGD, rivals.ringmaster, {"stop": True}),
-    "ringmaster two stop": (dd.RingmasterASGD, rivals.ringmaster, {"threshold": 2, "stop": True}),
-    "delay_adaptive": (dd.DelayAdaptiveASGD, rivals.delay_adaptive, {}),
-    "delay_adaptive staleness": (dd.DelayAdaptiveASGD, rivals.delay_adaptive, {"delay": "staleness"}),
-    "fedasync": (dd.FedAsync, rivals.fedasync, {}),
-    "fedasync polynomial": (dd.FedAsync, rivals.fedasync, {"mixing": "polynomial"}),
-    "fedasync polynomial one": (dd.FedAsync, rivals.fedasync, {"alpha": 0.9, "mixing": "polynomial", "a": 1.0}),
-    "fedasync hinge": (dd.FedAsync, rivals.fedasync, {"mixing": "hinge"}),
-    "fedasync hinge two": (dd.FedAsync, rivals.fedasync, {"mixing": "hinge", "a": 0.5, "b": 2}),
-    "fedfix": (dd.FedFix, rivals.fedfix, {}),
-    "fedfix three": (dd.FedFix, rivals.fedfix, {"period": 0.75}),
-    "fedfix idle": (dd.FedFix, rivals.fedfix, {"period": 0.25}),  # at some ticks nobody has arrived
-    "iag": (dd.IAG, rivals.iag, {}),
-    "fadas": (dd.FADAS, rivals.fadas, {}),
-    "fadas three": (dd.FADAS, rivals.fadas, {"buffer": 3, "betas": (0.5, 0.75), "eps": 0.125}),
-    "fadas late": (dd.FADAS, rivals.fadas, {"buffer": 2, "late": 2}),
+    "rescaled": (dd.algorithms.RescaledASGD, rivals.rescaled, {}),
+    "malenia": (dd.algorithms.MaleniaSGD, rivals.malenia, {}),
+    "malenia more": (dd.algorithms.MaleniaSGD, rivals.malenia, {"gradients": 9}),
+    "ringleader": (dd.algorithms.RingleaderASGD, rivals.ringleader, {}),
+    "ca2fl": (dd.algorithms.CA2FL, rivals.ca2fl, {}),
+    "ca2fl three": (dd.algorithms.CA2FL, rivals.ca2fl, {"buffer": 3}),
+    "aced": (dd.algorithms.ACED, rivals.aced, {}),
+    "aced inf": (dd.algorithms.ACED, rivals.aced, {"max_delay": math.inf}),
+    "aced five": (dd.algorithms.ACED, rivals.aced, {"max_delay": 5}),
+    "aced one": (
+        dd.algorithms.ACED,
+        rivals.aced,
+        {"max_delay": 1},
+    ),  # an arrival that is old finds nobody's fresh: no update
+    "sync_by_speed": (dd.algorithms.SyncBySpeed, rivals.sync_by_speed, {}),
+    "sync_by_speed three": (dd.algorithms.SyncBySpeed, rivals.sync_by_speed, {"least": 3}),
+    "rennala": (dd.algorithms.RennalaSGD, rivals.rennala, {}),
+    "rennala seven": (dd.algorithms.RennalaSGD, rivals.rennala, {"gradients": 7}),
+    "ringmaster": (dd.algorithms.RingmasterASGD, rivals.ringmaster, {}),
+    "ringmaster seven": (dd.algorithms.RingmasterASGD, rivals.ringmaster, {"threshold": 7}),
+    "ringmaster stop": (dd.algorithms.RingmasterASGD, rivals.ringmaster, {"stop": True}),
+    "ringmaster two stop": (dd.algorithms.RingmasterASGD, rivals.ringmaster, {"threshold": 2, "stop": True}),
+    "delay_adaptive": (dd.algorithms.DelayAdaptiveASGD, rivals.delay_adaptive, {}),
+    "delay_adaptive staleness": (dd.algorithms.DelayAdaptiveASGD, rivals.delay_adaptive, {"delay": "staleness"}),
+    "fedasync": (dd.algorithms.FedAsync, rivals.fedasync, {}),
+    "fedasync polynomial": (dd.algorithms.FedAsync, rivals.fedasync, {"mixing": "polynomial"}),
+    "fedasync polynomial one": (dd.algorithms.FedAsync, rivals.fedasync, {"alpha": 0.9, "mixing": "polynomial", "a": 1.0}),
+    "fedasync hinge": (dd.algorithms.FedAsync, rivals.fedasync, {"mixing": "hinge"}),
+    "fedasync hinge two": (dd.algorithms.FedAsync, rivals.fedasync, {"mixing": "hinge", "a": 0.5, "b": 2}),
+    "fedfix": (dd.algorithms.FedFix, rivals.fedfix, {}),
+    "fedfix three": (dd.algorithms.FedFix, rivals.fedfix, {"period": 0.75}),
+    "fedfix idle": (dd.algorithms.FedFix, rivals.fedfix, {"period": 0.25}),  # at some ticks nobody has arrived
+    "iag": (dd.algorithms.IAG, rivals.iag, {}),
+    "fadas": (dd.algorithms.FADAS, rivals.fadas, {}),
+    "fadas three": (dd.algorithms.FADAS, rivals.fadas, {"buffer": 3, "betas": (0.5, 0.75), "eps": 0.125}),
+    "fadas late": (dd.algorithms.FADAS, rivals.fadas, {"buffer": 2, "late": 2}),
 }
 EXACT = {"iag", "sag", "saga"}
 DRAWN = {  # the server's draws are taken from the run
-    "generalized": (dd.GeneralizedASGD, rivals.generalized, {}),
-    "sag": (dd.SAG, rivals.sag, {}),
-    "saga": (dd.SAGA, rivals.saga, {}),
+    "generalized": (dd.algorithms.GeneralizedASGD, rivals.generalized, {}),
+    "sag": (dd.algorithms.SAG, rivals.sag, {}),
+    "saga": (dd.algorithms.SAGA, rivals.saga, {}),
 }
 
 
@@ -156,7 +163,7 @@ def test_rescaled_goes_by_the_mean_times_so_far():
         models.append(models[-1] - 0.05 * scales[-1] * a.value)
         assert float((s.x - models[-1]).abs().max()) <= drift(60, 0.05, TERMS) * SIZE
 
-    dd.simulate(dd.RescaledASGD(0.05), problem, speeds, updates=60, watch=[check])
+    dd.simulate(dd.algorithms.RescaledASGD(0.05), problem, speeds, updates=60, watch=[check])
     assert len(set(scales)) > 50
 
 
@@ -165,7 +172,7 @@ def test_fedfix_weighs_by_the_ticks_a_job_really_took():
     problem, speeds = CASES["noisy"]
     x, total, since, ready, seen, ticks = problem.start(0), 0.0, [0] * 4, set(), set(), 0
     models = [x]
-    for loop in stepping(dd.FedFix(0.05, period=0.75), problem, speeds, 200):
+    for loop in stepping(dd.algorithms.FedFix(0.05, period=0.75), problem, speeds, 200):
         trace, wakes = loop.recorder.trace(), len(loop.recorder.events)
         if wakes == ticks:
             worker, draw, version = (int(trace[name][-1]) for name in ("worker", "draw", "version"))
@@ -189,28 +196,28 @@ def test_fedfix_weighs_by_the_ticks_a_job_really_took():
 @pytest.mark.parametrize("options", [{"buffer": 3}, {"buffer": 2, "late": 2, "betas": (0.5, 0.25)}], ids=str)
 def test_fadas_treats_every_number_alone(options):
     centers, speeds = [[0.0, 5.0], [6.0, -1.0], [12.0, 3.0]], dd.FixedSpeeds(Q3[0])
-    _, both = follow(dd.FADAS(0.4, **options), dd.Quadratic(centers), speeds, updates=40)
+    _, both = follow(dd.algorithms.FADAS(0.4, **options), dd.Quadratic(centers), speeds, updates=40)
     for k in (0, 1):
-        _, alone = follow(dd.FADAS(0.4, **options), dd.Quadratic([[b[k]] for b in centers]), speeds, updates=40)
+        _, alone = follow(dd.algorithms.FADAS(0.4, **options), dd.Quadratic([[b[k]] for b in centers]), speeds, updates=40)
         assert apart([x[k : k + 1] for x in both], alone) <= drift(40, 0.4, TERMS) * SIZE
 
 
 # Limits ---------------------------------------------------------------------------------------------------------------
 
 RESTING = {
-    "malenia": (dd.MaleniaSGD(1 / 8), 400),
-    "malenia more": (dd.MaleniaSGD(1 / 8, gradients=9), 400),
-    "sync_by_speed": (dd.SyncBySpeed(1 / 8), 400),
-    "sync_by_speed two": (dd.SyncBySpeed(1 / 8, least=2), 400),
-    "fedfix in step": (dd.FedFix(1 / 8, period=4.0), 400),  # everybody is there at every tick
-    "ringleader": (dd.RingleaderASGD(2 * LR), 1100),
-    "ca2fl": (dd.CA2FL(2 * LR), 1100),
-    "ca2fl two": (dd.CA2FL(2 * LR, buffer=2), 1100),
-    "aced": (dd.ACED(2 * LR), 1100),
-    "aced inf": (dd.ACED(2 * LR, max_delay=math.inf), 1100),
-    "iag": (dd.IAG(2 * LR), 1100),
-    "sag": (dd.SAG(2 * LR), 1100),
-    "saga": (dd.SAGA(2 * LR), 1100),
+    "malenia": (dd.algorithms.MaleniaSGD(1 / 8), 400),
+    "malenia more": (dd.algorithms.MaleniaSGD(1 / 8, gradients=9), 400),
+    "sync_by_speed": (dd.algorithms.SyncBySpeed(1 / 8), 400),
+    "sync_by_speed two": (dd.algorithms.SyncBySpeed(1 / 8, least=2), 400),
+    "fedfix in step": (dd.algorithms.FedFix(1 / 8, period=4.0), 400),  # everybody is there at every tick
+    "ringleader": (dd.algorithms.RingleaderASGD(2 * LR), 1100),
+    "ca2fl": (dd.algorithms.CA2FL(2 * LR), 1100),
+    "ca2fl two": (dd.algorithms.CA2FL(2 * LR, buffer=2), 1100),
+    "aced": (dd.algorithms.ACED(2 * LR), 1100),
+    "aced inf": (dd.algorithms.ACED(2 * LR, max_delay=math.inf), 1100),
+    "iag": (dd.algorithms.IAG(2 * LR), 1100),
+    "sag": (dd.algorithms.SAG(2 * LR), 1100),
+    "saga": (dd.algorithms.SAGA(2 * LR), 1100),
 }
 
 
@@ -221,7 +228,7 @@ def test_rivals_that_rest_at_the_solution(name, instance):
     algorithm, updates = RESTING[name]
     solution = {Q3: 6.0, FOUR: 2.4}[instance]
     assert at_rest([1] * len(instance[0]), instance) == pytest.approx(solution, rel=rounding(8), abs=0)
-    run = dd.simulate(algorithm, *case(instance), updates=updates, evaluate_every=updates)
+    run = dd.simulate(algorithm, *case(instance), updates=updates, evaluation=dd.Evaluation(every=updates))
     assert float(run.x) == pytest.approx(solution, abs=1e-11)
 
 
@@ -232,12 +239,12 @@ FAR = (0.5, 1.0, 1.0, 8.0), (1.0, 2.0, 0.5, 1.5), (0.0, 6.0, 12.0, -4.0)
 # have in use is six old at most. In FAR worker 3 comes with delay 33, after 4 updates a second for 8 seconds; the others
 # take a second and are in use for another, so they stay below 16.
 ELSEWHERE = {
-    "rennala": (dd.RennalaSGD(1 / 8), Q3, (2, 1, 0), 2.0, 400),
-    "rennala seven": (dd.RennalaSGD(1 / 8, gradients=7), Q3, (4, 2, 1), 24 / 7, 400),
-    "rennala eight": (dd.RennalaSGD(1 / 8, gradients=8), FOUR, (5, 2, 1, 0), 30 / 9.5, 400),
-    "rennala fourteen": (dd.RennalaSGD(1 / 8, gradients=14), FOUR, (8, 4, 1, 1), 48 / 18, 400),
-    "aced six": (dd.ACED(LR, max_delay=6), Q3, (1, 1, 0), 3.0, 2200),
-    "aced sixteen": (dd.ACED(LR, max_delay=16), FAR, (1, 1, 1, 0), 18 / 3.5, 2200),
+    "rennala": (dd.algorithms.RennalaSGD(1 / 8), Q3, (2, 1, 0), 2.0, 400),
+    "rennala seven": (dd.algorithms.RennalaSGD(1 / 8, gradients=7), Q3, (4, 2, 1), 24 / 7, 400),
+    "rennala eight": (dd.algorithms.RennalaSGD(1 / 8, gradients=8), FOUR, (5, 2, 1, 0), 30 / 9.5, 400),
+    "rennala fourteen": (dd.algorithms.RennalaSGD(1 / 8, gradients=14), FOUR, (8, 4, 1, 1), 48 / 18, 400),
+    "aced six": (dd.algorithms.ACED(LR, max_delay=6), Q3, (1, 1, 0), 3.0, 2200),
+    "aced sixteen": (dd.algorithms.ACED(LR, max_delay=16), FAR, (1, 1, 1, 0), 18 / 3.5, 2200),
 }
 
 
@@ -245,7 +252,7 @@ ELSEWHERE = {
 def test_rivals_that_rest_where_the_included_gradients_cancel(name):
     algorithm, instance, weights, limit, updates = ELSEWHERE[name]
     assert at_rest(weights, instance) == pytest.approx(limit, rel=rounding(8), abs=0)
-    run = dd.simulate(algorithm, *case(instance), updates=updates, evaluate_every=updates)
+    run = dd.simulate(algorithm, *case(instance), updates=updates, evaluation=dd.Evaluation(every=updates))
     assert float(run.x) == pytest.approx(limit, abs=1e-11)
 
 
@@ -281,13 +288,20 @@ def adapted(instance, less):
 # c_j a_j-weighted mean of the r_j is that of the b_j, whatever the step size. The plain mean of the models is O(lr) away.
 # An arrival's c from its worker's seconds s, its delay tau and whether an update was made of it, for n workers:
 CIRCLING = {
-    "rescaled": (dd.RescaledASGD, {}, lambda s, tau, used, n: s),
-    "delay_adaptive": (dd.DelayAdaptiveASGD, {}, lambda s, tau, used, n: n / max(n, tau)),
-    "delay_adaptive staleness": (dd.DelayAdaptiveASGD, {"delay": "staleness"}, lambda s, tau, used, n: n / max(n, tau - 1)),
-    "fedfix": (dd.FedFix, {}, lambda s, tau, used, n: math.ceil(s)),
-    "fedfix half": (dd.FedFix, {"period": 0.5}, lambda s, tau, used, n: math.ceil(2 * s)),
-    **{f"ringmaster {R}": (dd.RingmasterASGD, {"threshold": R}, lambda s, tau, used, n: used) for R in (3, 4, 5, 6, 7, 10)},
-    "ringmaster 99": (dd.RingmasterASGD, {"threshold": 99}, lambda s, tau, used, n: used),
+    "rescaled": (dd.algorithms.RescaledASGD, {}, lambda s, tau, used, n: s),
+    "delay_adaptive": (dd.algorithms.DelayAdaptiveASGD, {}, lambda s, tau, used, n: n / max(n, tau)),
+    "delay_adaptive staleness": (
+        dd.algorithms.DelayAdaptiveASGD,
+        {"delay": "staleness"},
+        lambda s, tau, used, n: n / max(n, tau - 1),
+    ),
+    "fedfix": (dd.algorithms.FedFix, {}, lambda s, tau, used, n: math.ceil(s)),
+    "fedfix half": (dd.algorithms.FedFix, {"period": 0.5}, lambda s, tau, used, n: math.ceil(2 * s)),
+    **{
+        f"ringmaster {R}": (dd.algorithms.RingmasterASGD, {"threshold": R}, lambda s, tau, used, n: used)
+        for R in (3, 4, 5, 6, 7, 10)
+    },
+    "ringmaster 99": (dd.algorithms.RingmasterASGD, {"threshold": 99}, lambda s, tau, used, n: used),
 }
 # What each worker counts for in a period. With steps by its seconds, or by the ticks it takes: the same for all. Ringmaster
 # on Q3: worker 2 is six updates late, if it is let in. On FOUR: between two arrivals of worker 3 the others make 13 updates
@@ -308,7 +322,7 @@ SHARES = {
 def test_rivals_that_circle(name, instance):
     kind, options, weight = CIRCLING[name]
     (seconds, a, b), n, period = instance, len(instance[0]), 3 * PERIOD[instance]  # of FOUR with ticks it is 12 or 20
-    lr = 4 * LR if kind is dd.FedFix else LR  # a tick takes one gradient of each worker, or less
+    lr = 4 * LR if kind is dd.algorithms.FedFix else LR  # a tick takes one gradient of each worker, or less
     run, models = follow(kind(lr, **options), *case(instance), time=960.0 if instance == Q3 else 540.0)
     trace, before = run.trace, np.concatenate([[0], run.trace.after[:-1]])
     total = counted = target = 0.0
@@ -337,7 +351,7 @@ def test_limits_that_are_known_as_fractions():
 def test_weights_by_chance_undo_the_chances(instance):
     # as for uniform draws: the mean of 5000 draws is within 0.15
     p = [0.5, 0.3, 0.2] if instance == Q3 else [0.4, 0.3, 0.2, 0.1]
-    _, models = follow(dd.GeneralizedASGD(LR, probabilities=p), *case(instance), updates=6000)
+    _, models = follow(dd.algorithms.GeneralizedASGD(LR, probabilities=p), *case(instance), updates=6000)
     assert float(torch.stack(models[1000:]).mean()) == pytest.approx(at_rest([1] * len(p), instance), abs=0.15)
 
 
@@ -363,7 +377,7 @@ def test_the_circle_of_fedasync(name, instance):
         left[t, (t - tau) % P] -= c * (1 - LR * a[i])
         right[t] = c * LR * a[i] * b[i]
     expected, close = np.linalg.solve(left, right), rounding(P) * np.linalg.cond(left) * max(map(abs, b))
-    _, models = follow(dd.FedAsync(LR, **options), *case(instance), time={Q3: 4000.0, FOUR: 2000.0}[instance])
+    _, models = follow(dd.algorithms.FedAsync(LR, **options), *case(instance), time={Q3: 4000.0, FOUR: 2000.0}[instance])
     assert [float(x) for x in models[-P:]] == pytest.approx(expected.tolist(), rel=0, abs=1e-9)
     assert expected.max() - expected.min() > 0.01
     if name == "constant":  # every model is read once, so the mixing cancels around the cycle and vanilla's limit is left
@@ -382,14 +396,18 @@ EQUAL = dd.FixedSpeeds([2.0] * 4)
 @pytest.mark.parametrize("case", CASES)
 def test_a_threshold_that_is_never_reached_is_vanilla(case):
     for stop in (False, True):
-        algorithms = dd.RingmasterASGD(0.01, threshold=10**9, stop=stop), dd.VanillaASGD(0.01)
+        algorithms = dd.algorithms.RingmasterASGD(0.01, threshold=10**9, stop=stop), dd.VanillaASGD(0.01)
         assert same(*(archive(algorithm, *CASES[case], updates=50)[1] for algorithm in algorithms))
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_equal_probabilities_are_uniform_draws(case):
     n = CASES[case][0].workers
-    kinds = dd.UniformASGD(0.01), dd.GeneralizedASGD(0.01), dd.GeneralizedASGD(0.01, probabilities=[1 / n] * n)
+    kinds = (
+        dd.UniformASGD(0.01),
+        dd.algorithms.GeneralizedASGD(0.01),
+        dd.algorithms.GeneralizedASGD(0.01, probabilities=[1 / n] * n),
+    )
     uniform, default, explicit = (archive(algorithm, *CASES[case], updates=50)[1] for algorithm in kinds)
     assert same(uniform, default) and same(uniform, explicit)
 
@@ -398,7 +416,11 @@ def test_equal_probabilities_are_uniform_draws(case):
 def test_equal_probabilities_are_uniform_draws_where_one_over_n_is_rounded():
     # in float64 49 (1/49) is less than 1
     case = unlike(49), dd.FixedSpeeds([1.0 + i / 64 for i in range(49)])
-    kinds = dd.UniformASGD(0.01), dd.GeneralizedASGD(0.01), dd.GeneralizedASGD(0.01, probabilities=[1 / 49] * 49)
+    kinds = (
+        dd.UniformASGD(0.01),
+        dd.algorithms.GeneralizedASGD(0.01),
+        dd.algorithms.GeneralizedASGD(0.01, probabilities=[1 / 49] * 49),
+    )
     uniform, default, explicit = (archive(algorithm, *case, updates=100)[1] for algorithm in kinds)
     assert same(uniform, default) and apart(uniform, explicit) <= drift(100, 0.01, TERMS) * SIZE
 
@@ -406,23 +428,28 @@ def test_equal_probabilities_are_uniform_draws_where_one_over_n_is_rounded():
 @pytest.mark.numeric
 @pytest.mark.parametrize("case", CASES)
 def test_caches_of_any_age_are_dude(case):
-    algorithms, n = (dd.ACED(0.01, max_delay=math.inf), dd.DuDe(0.01)), CASES[case][0].workers
+    algorithms, n = (dd.algorithms.ACED(0.01, max_delay=math.inf), dd.DuDe(0.01)), CASES[case][0].workers
     aced, dude = (archive(algorithm, *CASES[case], updates=50)[1] for algorithm in algorithms)
     kind, k = dude[0].dtype, n + operations(CASES[case][0])
     assert apart(aced, dude) <= drift(50, 0.01, k, kind) * (1.0 if case == "digits" else SIZE)
-    algorithms = dd.ACED(1 / 8, max_delay=math.inf), dd.DuDe(1 / 8)
+    algorithms = dd.algorithms.ACED(1 / 8, max_delay=math.inf), dd.DuDe(1 / 8)
     assert same(*(archive(algorithm, DYADIC, CASES["noisy"][1], updates=10)[1] for algorithm in algorithms))
 
 
 ALIKE = {  # with equal speeds
-    "rescaled": (dd.RescaledASGD, {}, dd.VanillaASGD, {}),
-    "delay_adaptive": (dd.DelayAdaptiveASGD, {}, dd.VanillaASGD, {}),  # in turns tau is n
-    "ringmaster": (dd.RingmasterASGD, {}, dd.VanillaASGD, {}),  # and the staleness n - 1
-    "malenia": (dd.MaleniaSGD, {}, dd.SyncSGD, {}),
-    "rennala": (dd.RennalaSGD, {}, dd.SyncSGD, {}),
-    "sync_by_speed": (dd.SyncBySpeed, {}, dd.SyncSGD, {}),
-    "fedfix": (dd.FedFix, {"period": 2.0}, dd.SyncSGD, {}),
-    "ca2fl": (dd.CA2FL, {"buffer": 4}, dd.FedBuff, {"buffer": 4}),  # of each worker one in every buffer: caches cancel
+    "rescaled": (dd.algorithms.RescaledASGD, {}, dd.VanillaASGD, {}),
+    "delay_adaptive": (dd.algorithms.DelayAdaptiveASGD, {}, dd.VanillaASGD, {}),  # in turns tau is n
+    "ringmaster": (dd.algorithms.RingmasterASGD, {}, dd.VanillaASGD, {}),  # and the staleness n - 1
+    "malenia": (dd.algorithms.MaleniaSGD, {}, dd.SyncSGD, {}),
+    "rennala": (dd.algorithms.RennalaSGD, {}, dd.SyncSGD, {}),
+    "sync_by_speed": (dd.algorithms.SyncBySpeed, {}, dd.SyncSGD, {}),
+    "fedfix": (dd.algorithms.FedFix, {"period": 2.0}, dd.SyncSGD, {}),
+    "ca2fl": (
+        dd.algorithms.CA2FL,
+        {"buffer": 4},
+        dd.FedBuff,
+        {"buffer": 4},
+    ),  # of each worker one in every buffer: caches cancel
 }
 
 
@@ -439,14 +466,16 @@ def test_equal_speeds_leave_nothing_to_mend(name):
 def test_ticks_that_everybody_makes_are_rounds(seconds):
     (run, models), (_, expected) = (
         follow(algorithm, DYADIC, dd.FixedSpeeds(seconds), updates=10)
-        for algorithm in (dd.FedFix(1 / 8, period=4.0), dd.SyncSGD(1 / 8))
+        for algorithm in (dd.algorithms.FedFix(1 / 8, period=4.0), dd.SyncSGD(1 / 8))
     )
     assert same(models, expected) and run.time == 40.0
 
 
 @pytest.mark.numeric
 @pytest.mark.parametrize(
-    "algorithm", [dd.RingmasterASGD(0.1, threshold=1, stop=True), dd.RennalaSGD(0.1, gradients=1)], ids=str
+    "algorithm",
+    [dd.algorithms.RingmasterASGD(0.1, threshold=1, stop=True), dd.algorithms.RennalaSGD(0.1, gradients=1)],
+    ids=str,
 )
 def test_no_patience_is_sgd_on_the_fastest_worker(algorithm):
     # I-13: with the clock of worker 1
@@ -458,38 +487,38 @@ def test_no_patience_is_sgd_on_the_fastest_worker(algorithm):
 
 
 ALONE = [
-    dd.RescaledASGD(1 / 8),
-    dd.MaleniaSGD(1 / 8),
-    dd.MaleniaSGD(1 / 8, gradients=1),
-    dd.RingleaderASGD(1 / 8),
-    dd.CA2FL(1 / 8, buffer=1),
-    dd.ACED(1 / 8),
-    dd.ACED(1 / 8, max_delay=1),
-    dd.SyncBySpeed(1 / 8),
-    dd.RennalaSGD(1 / 8),
-    dd.RingmasterASGD(1 / 8),
-    dd.RingmasterASGD(1 / 8, threshold=1, stop=True),
-    dd.DelayAdaptiveASGD(1 / 8),
-    dd.DelayAdaptiveASGD(1 / 8, delay="staleness"),
-    dd.GeneralizedASGD(1 / 8),
-    dd.GeneralizedASGD(1 / 8, probabilities=[1.0]),
-    dd.FedAsync(1 / 8, alpha=1.0),
-    dd.FedFix(1 / 8, period=0.75),
-    dd.IAG(1 / 8),
-    dd.SAG(1 / 8),
-    dd.SAGA(1 / 8),
+    dd.algorithms.RescaledASGD(1 / 8),
+    dd.algorithms.MaleniaSGD(1 / 8),
+    dd.algorithms.MaleniaSGD(1 / 8, gradients=1),
+    dd.algorithms.RingleaderASGD(1 / 8),
+    dd.algorithms.CA2FL(1 / 8, buffer=1),
+    dd.algorithms.ACED(1 / 8),
+    dd.algorithms.ACED(1 / 8, max_delay=1),
+    dd.algorithms.SyncBySpeed(1 / 8),
+    dd.algorithms.RennalaSGD(1 / 8),
+    dd.algorithms.RingmasterASGD(1 / 8),
+    dd.algorithms.RingmasterASGD(1 / 8, threshold=1, stop=True),
+    dd.algorithms.DelayAdaptiveASGD(1 / 8),
+    dd.algorithms.DelayAdaptiveASGD(1 / 8, delay="staleness"),
+    dd.algorithms.GeneralizedASGD(1 / 8),
+    dd.algorithms.GeneralizedASGD(1 / 8, probabilities=[1.0]),
+    dd.algorithms.FedAsync(1 / 8, alpha=1.0),
+    dd.algorithms.FedFix(1 / 8, period=0.75),
+    dd.algorithms.IAG(1 / 8),
+    dd.algorithms.SAG(1 / 8),
+    dd.algorithms.SAGA(1 / 8),
 ]
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("algorithm", ALONE, ids=dd.label)
+@pytest.mark.parametrize("algorithm", ALONE, ids=label)
 def test_one_worker_is_plain_sgd(algorithm):
     x = 0.0
     expected = [x, *(x := x - (x - 40.0) / 8 for _ in range(10))]
     run, models = follow(algorithm, dd.Quadratic([[40.0]]), dd.FixedSpeeds([0.75]), updates=10)
     assert [float(x) for x in models] == expected and run.time == 7.5
     noisy = unlike(1, 2, noise=1.0)
-    exact = unlike(1, 2) if isinstance(algorithm, dd.IAG | dd.SAG | dd.SAGA) else noisy
+    exact = unlike(1, 2) if isinstance(algorithm, dd.algorithms.IAG | dd.algorithms.SAG | dd.algorithms.SAGA) else noisy
     x = noisy.start(0)
     expected = [x, *(x := x - exact.gradient(x, 0, draw)[0] / 8 for draw in range(30))]
     _, models = follow(algorithm, noisy, dd.FixedSpeeds([0.75]), updates=30)
@@ -500,7 +529,7 @@ def test_one_worker_is_plain_sgd(algorithm):
 @pytest.mark.parametrize("case", ["q3", "noisy", "logistic"])
 def test_fadas_with_an_eps_that_drowns_the_rest_is_fedbuff(case):
     # sqrt(v) + 2^80 = 2^80 in float64, and without memory m is the mean of the buffer
-    algorithms = dd.FADAS(LR * 2.0**80, buffer=3, betas=(0.0, 0.0), eps=2.0**80), dd.FedBuff(LR, buffer=3)
+    algorithms = dd.algorithms.FADAS(LR * 2.0**80, buffer=3, betas=(0.0, 0.0), eps=2.0**80), dd.FedBuff(LR, buffer=3)
     models = (archive(algorithm, *CASES[case], updates=50)[1] for algorithm in algorithms)
     assert apart(*models) <= drift(50, LR, operations(CASES[case][0])) * SIZE
 
@@ -523,12 +552,12 @@ def test_sag_with_a_full_table_makes_the_updates_of_siag(instance):
         before.append(s.x)
 
     before = [problem.start(0)]
-    dd.simulate(dd.SAG(LR), problem, speeds, updates=60, watch=[look], evaluate_every=60)
+    dd.simulate(dd.algorithms.SAG(LR), problem, speeds, updates=60, watch=[look], evaluation=dd.Evaluation(every=60))
     assert len(pairs) > 30 and apart(*zip(*pairs, strict=True)) <= drift(1, LR, TERMS) * SIZE
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("kind", [dd.IAG, dd.SAG, dd.SAGA])
+@pytest.mark.parametrize("kind", [dd.algorithms.IAG, dd.algorithms.SAG, dd.algorithms.SAGA])
 def test_exact_gradients_have_no_noise_and_cost_all_minibatches(kind):
     _, still = follow(kind(LR), unlike(3, 2), dd.FixedSpeeds([1.0, 2.0, 4.0]), updates=40)
     run, models = follow(kind(LR), unlike(3, 2, noise=3.0), dd.FixedSpeeds([1.0, 2.0, 4.0]), updates=40)
@@ -537,7 +566,7 @@ def test_exact_gradients_have_no_noise_and_cost_all_minibatches(kind):
     draws = torch.Generator().manual_seed(0)
     sizes, cost = (20, 7, 9), (5, 2, 3)
     shards = [(torch.randn(m, 3, generator=draws) + m / 10, torch.tensor([1.0, -1.0] * m)[:m]) for m in sizes]
-    problem = dd.Logistic(shards=shards, batch_size=4, reg=0.25)
+    problem = dd.problems.Logistic(shards=shards, batch_size=4, reg=0.25)
     run, models = follow(kind(LR), problem, dd.FixedSpeeds([1.0, 0.5, 2.0]), updates=20)
     assert all(s == cost[i] * (1.0, 0.5, 2.0)[i] for i, s in zip(run.trace.worker, run.trace.seconds, strict=True))
 
@@ -582,18 +611,18 @@ def test_rounds_of_ringleader(seconds):
             counted.clear()
             ends.append(a.time)
 
-    run = dd.simulate(dd.RingleaderASGD(0.01), problem, dd.FixedSpeeds(seconds), updates=8 * n, watch=[check])
+    run = dd.simulate(dd.algorithms.RingleaderASGD(0.01), problem, dd.FixedSpeeds(seconds), updates=8 * n, watch=[check])
     assert run.version == len(models) - 1 and len(ends) == 9
     assert np.diff(ends).max() <= 2 * max(seconds) + rounding(len(run.trace)) * run.time
 
 
 ROUNDS = {  # I-7, on Q3: how long a round takes and how many gradients each worker gives
-    "rennala": (dd.RennalaSGD(0.01), 2, (2, 1, 0)),
-    "rennala seven": (dd.RennalaSGD(0.01, gradients=7), 4, (4, 2, 1)),
-    "malenia": (dd.MaleniaSGD(0.01), 4, (3, 1, 1)),  # worker 2 was sent first of those who come at second 4
-    "malenia six": (dd.MaleniaSGD(0.01, gradients=6), 6, (6, 3, 1)),  # 3 / (1/6 + 1/3 + 1) = 2
-    "sync_by_speed": (dd.SyncBySpeed(0.01), 4, (4, 2, 1)),
-    "sync_by_speed two": (dd.SyncBySpeed(0.01, least=2), 8, (8, 4, 2)),
+    "rennala": (dd.algorithms.RennalaSGD(0.01), 2, (2, 1, 0)),
+    "rennala seven": (dd.algorithms.RennalaSGD(0.01, gradients=7), 4, (4, 2, 1)),
+    "malenia": (dd.algorithms.MaleniaSGD(0.01), 4, (3, 1, 1)),  # worker 2 was sent first of those who come at second 4
+    "malenia six": (dd.algorithms.MaleniaSGD(0.01, gradients=6), 6, (6, 3, 1)),  # 3 / (1/6 + 1/3 + 1) = 2
+    "sync_by_speed": (dd.algorithms.SyncBySpeed(0.01), 4, (4, 2, 1)),
+    "sync_by_speed two": (dd.algorithms.SyncBySpeed(0.01, least=2), 8, (8, 4, 2)),
 }
 
 
@@ -610,8 +639,8 @@ def test_what_is_in_a_round(name):
 
 def test_shares_follow_the_speeds():
     # at first worker 1 is the slowest by 8 to 1, later worker 0 by 2 to 1; each worker's mean time so far decides
-    speeds = dd.ChangingSpeeds(dd.FixedSpeeds([1.0, 1.0]), [20.0], [[1.0, 8.0], [16.0, 8.0]])
-    trace = dd.simulate(dd.SyncBySpeed(0.01), unlike(2), speeds, updates=12).trace
+    speeds = dd.speeds.ChangingSpeeds(dd.FixedSpeeds([1.0, 1.0]), [20.0], [[1.0, 8.0], [16.0, 8.0]])
+    trace = dd.simulate(dd.algorithms.SyncBySpeed(0.01), unlike(2), speeds, updates=12).trace
     times = [[], []]
     for version in range(12):
         mine = [trace.seconds[(trace.version == version) & (trace.worker == i)] for i in (0, 1)]
@@ -622,16 +651,16 @@ def test_shares_follow_the_speeds():
 
 
 BUSY = [  # who reports gets something to do at once
-    dd.RescaledASGD(0.01),
-    dd.MaleniaSGD(0.01, gradients=10),
-    dd.RingleaderASGD(0.01),
-    dd.CA2FL(0.01, buffer=3),
-    dd.RennalaSGD(0.01),
-    dd.RingmasterASGD(0.01),
-    dd.RingmasterASGD(0.01, threshold=2, stop=True),
-    dd.DelayAdaptiveASGD(0.01),
-    dd.FedAsync(0.01),
-    dd.FADAS(0.01, buffer=3),
+    dd.algorithms.RescaledASGD(0.01),
+    dd.algorithms.MaleniaSGD(0.01, gradients=10),
+    dd.algorithms.RingleaderASGD(0.01),
+    dd.algorithms.CA2FL(0.01, buffer=3),
+    dd.algorithms.RennalaSGD(0.01),
+    dd.algorithms.RingmasterASGD(0.01),
+    dd.algorithms.RingmasterASGD(0.01, threshold=2, stop=True),
+    dd.algorithms.DelayAdaptiveASGD(0.01),
+    dd.algorithms.FedAsync(0.01),
+    dd.algorithms.FADAS(0.01, buffer=3),
 ]
 fives = st.lists(st.floats(0.1, 5.0), min_size=5, max_size=5)
 
@@ -640,7 +669,7 @@ def busy(loop):
     return sorted(job.worker for job in loop.fleet.in_flight)
 
 
-@pytest.mark.parametrize("algorithm", BUSY, ids=dd.label)
+@pytest.mark.parametrize("algorithm", BUSY, ids=label)
 @few
 @given(fives)
 def test_every_worker_has_one_job_at_all_times(algorithm, seconds):
@@ -650,25 +679,27 @@ def test_every_worker_has_one_job_at_all_times(algorithm, seconds):
 @few
 @given(fives)
 def test_a_threshold_with_stops_leaves_nothing_old_in_flight(seconds):
-    for loop in stepping(dd.RingmasterASGD(0.01, threshold=3, stop=True), unlike(5), dd.FixedSpeeds(seconds), 60):
+    for loop in stepping(
+        dd.algorithms.RingmasterASGD(0.01, threshold=3, stop=True), unlike(5), dd.FixedSpeeds(seconds), 60
+    ):
         assert max(loop.state.version - job.version for job in loop.fleet.in_flight) < 3
 
 
 @few
 @given(fives, st.sampled_from([1.0, 7.0, math.inf]))
 def test_aced_waits_once_and_then_keeps_everybody_busy(seconds, max_delay):
-    for events, loop in enumerate(stepping(dd.ACED(0.01, max_delay), unlike(5), dd.FixedSpeeds(seconds), 60), 1):
+    for events, loop in enumerate(stepping(dd.algorithms.ACED(0.01, max_delay), unlike(5), dd.FixedSpeeds(seconds), 60), 1):
         assert len(set(busy(loop))) == len(busy(loop)) == (5 - events if events < 5 else 5)
 
 
 @few
 @given(fives)
 def test_generalized_has_n_jobs_in_all(seconds):
-    algorithm = dd.GeneralizedASGD(0.01, probabilities=[0.1, 0.15, 0.2, 0.25, 0.3])
+    algorithm = dd.algorithms.GeneralizedASGD(0.01, probabilities=[0.1, 0.15, 0.2, 0.25, 0.3])
     assert all(len(busy(loop)) == 5 for loop in stepping(algorithm, unlike(5), dd.FixedSpeeds(seconds), 60))
 
 
-@pytest.mark.parametrize(("kind", "together"), [(dd.IAG, 5), (dd.SAG, 1), (dd.SAGA, 5)])
+@pytest.mark.parametrize(("kind", "together"), [(dd.algorithms.IAG, 5), (dd.algorithms.SAG, 1), (dd.algorithms.SAGA, 5)])
 @few
 @given(seconds=fives)
 def test_one_worker_at_a_time(kind, together, seconds):
@@ -681,7 +712,7 @@ def test_one_worker_at_a_time(kind, together, seconds):
 @given(fives, st.floats(0.2, 3.0))
 def test_fedfix_lets_those_wait_who_have_reported_since_the_tick(seconds, period):
     waiting = set()
-    for loop in stepping(dd.FedFix(0.01, period=period), unlike(5), dd.FixedSpeeds(seconds), 80):
+    for loop in stepping(dd.algorithms.FedFix(0.01, period=period), unlike(5), dd.FixedSpeeds(seconds), 80):
         trace, wakes = loop.recorder.trace(), loop.recorder.events
         if wakes and wakes[-1]["row"] == len(trace):  # the last thing that happened is a tick
             assert wakes[-1]["time"] == len(wakes) * period
@@ -695,7 +726,7 @@ def test_fedfix_lets_those_wait_who_have_reported_since_the_tick(seconds, period
 @given(fives)
 def test_rounds_by_speed_keep_those_busy_who_have_to_give_more(seconds):
     given_so_far, shares = [0] * 5, [1] * 5
-    for loop in stepping(dd.SyncBySpeed(0.01), unlike(5), dd.FixedSpeeds(seconds), 120):
+    for loop in stepping(dd.algorithms.SyncBySpeed(0.01), unlike(5), dd.FixedSpeeds(seconds), 120):
         given_so_far[loop.recorder.trace().worker[-1]] += 1
         if given_so_far == shares:
             given_so_far, shares = [0] * 5, [max(1, math.floor(max(seconds) / s + 1e-9)) for s in seconds]

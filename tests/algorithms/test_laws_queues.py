@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dualdelay as dd
+from dualdelay.runs.names import label
 from helpers import few, rounding, stepping, times, unlike
 from tables import ALGORITHMS, CASES
 
@@ -24,7 +25,7 @@ CANCELLING = ("malenia", "rennala", "ringmaster stops")  # a cancelled job's dra
 @pytest.mark.parametrize("row", ALGORITHMS)
 def test_a_worker_does_its_jobs_in_order(row, case):
     # I-15: first in, first out; every draw is used once; no version is older than the one before
-    trace = dd.simulate(ALGORITHMS[row], *CASES[case], updates=30, evaluate_every=30).trace
+    trace = dd.simulate(ALGORITHMS[row], *CASES[case], updates=30, evaluation=dd.Evaluation(every=30)).trace
     for worker in set(trace.worker):
         mine = trace.worker == worker
         time, seconds, draw, version = (trace[name][mine] for name in ("time", "seconds", "draw", "version"))
@@ -65,14 +66,14 @@ RATES = [  # I-16, seconds 1, 2, 4
 ]
 
 
-@pytest.mark.parametrize(("algorithm", "rate", "error"), RATES, ids=[dd.label(row[0]) for row in RATES])
+@pytest.mark.parametrize(("algorithm", "rate", "error"), RATES, ids=[label(row[0]) for row in RATES])
 def test_updates_per_second(algorithm, rate, error):
-    run = dd.simulate(algorithm, *CASES["q3"], time=4000.0, evaluate_every=10_000)
+    run = dd.simulate(algorithm, *CASES["q3"], time=4000.0, evaluation=dd.Evaluation(every=10_000))
     assert run.version / run.time == pytest.approx(rate, abs=error)
     assert type(algorithm) is not dd.UniformASGD or run.version <= 0.75 * run.time
 
 
 def test_a_change_of_pace_reaches_a_job_under_way():
     # 4 seconds of work: 1 done by time 1, then half pace until 3 makes 1 more, the last 2 at double pace take 1
-    speeds = dd.ChangingSpeeds(dd.FixedSpeeds([4.0]), [1.0, 3.0], [[1.0], [2.0], [0.5]])
+    speeds = dd.speeds.ChangingSpeeds(dd.FixedSpeeds([4.0]), [1.0, 3.0], [[1.0], [2.0], [0.5]])
     assert dd.simulate(dd.VanillaASGD(0.1), unlike(1), speeds, updates=2).trace.time.tolist() == [4.0, 6.0]

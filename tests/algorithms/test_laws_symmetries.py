@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dualdelay as dd
+from dualdelay.runs.names import label
 from helpers import apart, archive, drift, few, same, unlike
 from tables import ALGORITHMS, CASES
 
@@ -65,7 +66,7 @@ def test_equal_speeds_alone_are_not_synchronous_sgd():
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("algorithm", ALONE, ids=dd.label)
+@pytest.mark.parametrize("algorithm", ALONE, ids=label)
 def test_one_worker_is_plain_sgd(algorithm):
     _, models = archive(algorithm, dd.Quadratic([[40.0]]), dd.FixedSpeeds([0.3]), updates=10)
     assert [float(x) for x in models] == sgd(0.0, 40.0, 10)
@@ -90,7 +91,7 @@ def test_a_buffer_of_one_is_vanilla(case):
 @given(st.lists(st.floats(0.1, 5.0), min_size=4, max_size=4), st.integers(-3, 5))
 def test_time_scales(row, seconds, k):
     # I-14: times a power of two is exact in binary, so not one bit of the weights and no order may change
-    for model in (dd.FixedSpeeds, dd.ExponentialSpeeds):
+    for model in (dd.FixedSpeeds, dd.speeds.ExponentialSpeeds):
         runs = (
             archive(ALGORITHMS[row], CASES["noisy"][0], model([s * f for s in seconds]), updates=30) for f in (1, 2.0**k)
         )

@@ -107,7 +107,7 @@ def test_the_view_waits_and_its_lines_are_rare(capsys):
     console = terminal()
     for view in (View("dude", updates=100, console=console), View("dude", updates=100, after=0.0)):
         with view:
-            dd.simulate(dd.DuDe(0.1), TWO, dd.FixedSpeeds([1, 2]), updates=100, log=[view])
+            dd.simulate(dd.DuDe(0.1), TWO, dd.FixedSpeeds([1, 2]), updates=100, watch=dd.Reporting(log=[view]))
     assert console.export_text() == capsys.readouterr().err == ""
 
 
@@ -133,7 +133,14 @@ def test_tensorboard_has_every_finite_number_at_its_version(tmp_path):
 
 def test_tensorboard_takes_a_run_and_says_where_it_cannot_write(tmp_path):
     with TensorBoard(str(tmp_path / "board")) as board:
-        run = dd.simulate(dd.DuDe(0.1), TWO, dd.FixedSpeeds([1, 2]), updates=20, evaluate_every=4, log=[board])
+        run = dd.simulate(
+            dd.DuDe(0.1),
+            TWO,
+            dd.FixedSpeeds([1, 2]),
+            updates=20,
+            evaluation=dd.Evaluation(every=4),
+            watch=dd.Reporting(log=[board]),
+        )
     found = EventAccumulator(str(tmp_path / "board")).Reload()
     assert [event.step for event in found.Scalars("objective")] == [0, 4, 8, 12, 16, 20]
     assert [event.value for event in found.Scalars("objective")] == pytest.approx(run.metrics.objective.tolist())
@@ -163,12 +170,12 @@ def report(run):
 
 
 def test_the_table_of_workers_shows_faults_only_where_there_were_some():
-    changes = [dd.leave(1, 5.0), dd.leave(2, 6.0), dd.join(2, 8.0)]
+    changes = [dd.speeds.leave(1, 5.0), dd.speeds.leave(2, 6.0), dd.speeds.join(2, 8.0)]
     three = dd.Quadratic([[0.0], [6.0], [12.0]])
     run = dd.simulate(dd.DuDe(0.1), three, dd.FixedSpeeds([1, 2, 3]), updates=30)
     header = next(line for line in report(run) if line.startswith("worker "))
     assert header.endswith("max delay")
-    left = dd.simulate(dd.DuDe(0.1), three, dd.FixedSpeeds([1, 2, 3]), updates=30, changes=changes)
+    left = dd.simulate(dd.DuDe(0.1), three, dd.SimulatedFleet(dd.FixedSpeeds([1, 2, 3]), changes=changes), updates=30)
     rows = [line.split() for line in report(left)]
     assert [row[-1] for row in rows[rows.index(["workers"]) + 2 :] if row and row[0].isdigit()] == [
         "present",

@@ -27,6 +27,7 @@ from dualdelay.problems.stacked import Stacked
 from dualdelay.simulation.clocks import VirtualClock
 from dualdelay.simulation.gradients import Batch, Round
 from dualdelay.simulation.local_fleet import LocalFleet
+from flat import simulate
 from helpers import drift, few, operations, rounding, unlike
 from own import Cuts, Holes, Jittered, Scaled, differences, mlp, shards
 from tables import ALGORITHMS, CASES, LR
@@ -321,7 +322,7 @@ def test_a_batched_run_is_the_same_run(name: str) -> None:
     if name in ("dude int8", "dude sparse"):  # in float32 a number at the edge of two bytes, or of the largest, goes astray
         problem = net([doubled(pair) for pair in shards(4)], mlp().double())
     options = {"updates": T, "evaluate_every": T}
-    alone, batched = (dd.simulate(ALGORITHMS[name], problem, speeds, batch=batch, **options) for batch in (False, True))
+    alone, batched = (simulate(ALGORITHMS[name], problem, speeds, batch=batch, **options) for batch in (False, True))
     for column in ORDER:
         assert np.array_equal(alone.trace[column], batched.trace[column]), column
     kind, k = alone.x.dtype, operations(problem)
@@ -334,7 +335,9 @@ def test_a_batched_run_is_the_same_run(name: str) -> None:
 @pytest.mark.parametrize("case", ["q3", "noisy", "logistic", "local steps"])
 @pytest.mark.parametrize("name", ["dude two", "shuffled"])
 def test_gradients_taken_one_at_a_time_in_a_batch_have_the_same_bits(name: str, case: str) -> None:
-    one, other = (dd.simulate(ALGORITHMS[name], *CASES[case], updates=9, batch=batch) for batch in (False, True))
+    one, other = (
+        dd.simulate(ALGORITHMS[name], *CASES[case], updates=9, compute=dd.Compute(batch=batch)) for batch in (False, True)
+    )
     assert differences(one, other) == []
 
 
@@ -375,13 +378,17 @@ def counted(n: int, most: int = 1 << 62) -> Counted:
 
 def test_workers_of_equal_speed_need_one_call_a_round() -> None:
     problem = counted(6)
-    dd.simulate(dd.SyncSGD(LR), problem, dd.FixedSpeeds([1.0] * 6), updates=9, batch=True)
+    dd.simulate(dd.SyncSGD(LR), problem, dd.FixedSpeeds([1.0] * 6), updates=9, compute=dd.Compute(batch=True))
     assert problem.counting.calls == [[(worker, turn) for worker in range(6)] for turn in range(9)]
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_call_holds_every_job_in_flight_whose_gradient_is_not_known(name: str) -> None:
-    problem, speeds, algorithm = counted(5), dd.ExponentialSpeeds([1.0, 1.0, 2.0, 3.0, 9.0], seed=3), ALGORITHMS[name]
+    problem, speeds, algorithm = (
+        counted(5),
+        dd.speeds.ExponentialSpeeds([1.0, 1.0, 2.0, 3.0, 9.0], seed=3),
+        ALGORITHMS[name],
+    )
     counting = problem.together([problem])
     fleet = LocalFleet(problem, VirtualClock(speeds), algorithm.message, gradients=Batch(Round(counting), [0]))
     loop = Loop(algorithm, problem, fleet, problem.start(0))
@@ -412,7 +419,7 @@ def test_a_call_holds_every_job_in_flight_whose_gradient_is_not_known(name: str)
 def test_no_call_holds_more_than_may_be_asked_for(most: int) -> None:
     problem, whole_one, speeds = counted(7, most), counted(7), dd.FixedSpeeds([1.0] * 7)
     few_each, all_at_once = (
-        dd.simulate(dd.SyncSGD(LR), one, speeds, updates=4, batch=True) for one in (problem, whole_one)
+        dd.simulate(dd.SyncSGD(LR), one, speeds, updates=4, compute=dd.Compute(batch=True)) for one in (problem, whole_one)
     )
     rounds = [[(worker, turn) for worker in range(7)] for turn in range(4)]
     assert problem.counting.calls == [jobs[a : a + most] for jobs in rounds for a in range(0, 7, most)]
@@ -421,15 +428,26 @@ def test_no_call_holds_more_than_may_be_asked_for(most: int) -> None:
 
 @pytest.mark.parametrize("name", ["dude", "dude workers", "fedbuff wait", "uniform"])
 def test_gradients_that_are_not_finite_are_retried_as_without_batching(name: str) -> None:
-    problem, speeds = Holes([[0.0, 1.0], [6.0, 0.0], [2.0, 2.0]], noise=0.5), dd.ExponentialSpeeds([0.5, 1.0, 2.0], seed=5)
-    one, other = (dd.simulate(ALGORITHMS[name], problem, speeds, updates=24, batch=batch) for batch in (False, True))
+    problem, speeds = (
+        Holes([[0.0, 1.0], [6.0, 0.0], [2.0, 2.0]], noise=0.5),
+        dd.speeds.ExponentialSpeeds([0.5, 1.0, 2.0], seed=5),
+    )
+    one, other = (
+        dd.simulate(ALGORITHMS[name], problem, speeds, updates=24, compute=dd.Compute(batch=batch))
+        for batch in (False, True)
+    )
     assert sum(event["kind"] == "rejected" for event in one.trace.events) > 1
     assert differences(one, other) == []
 
 
 def test_gradients_of_wrong_shape_are_retried_as_without_batching() -> None:
-    problem, speeds = Cuts([[0.0, 1.0], [6.0, 0.0], [2.0, 2.0]], noise=0.5), dd.ExponentialSpeeds([0.5, 1.0, 2.0], seed=5)
-    one, other = (dd.simulate(dd.DuDe(LR), problem, speeds, updates=24, batch=batch) for batch in (False, True))
+    problem, speeds = (
+        Cuts([[0.0, 1.0], [6.0, 0.0], [2.0, 2.0]], noise=0.5),
+        dd.speeds.ExponentialSpeeds([0.5, 1.0, 2.0], seed=5),
+    )
+    one, other = (
+        dd.simulate(dd.DuDe(LR), problem, speeds, updates=24, compute=dd.Compute(batch=batch)) for batch in (False, True)
+    )
     assert sum(event["kind"] == "rejected" for event in one.trace.events) > 1
     assert differences(one, other) == []
 
@@ -458,8 +476,11 @@ def spoilt() -> dd.Network:
 
 @pytest.mark.parametrize("name", ["dude", "dude two workers", "sync", "shuffled"])
 def test_stacked_gradients_that_are_not_finite_are_retried_as_alone(name: str) -> None:
-    speeds = dd.ExponentialSpeeds([0.5, 1.0, 2.0, 1.0], seed=5)
-    one, other = (dd.simulate(ALGORITHMS[name], spoilt(), speeds, updates=20, batch=batch) for batch in (False, True))
+    speeds = dd.speeds.ExponentialSpeeds([0.5, 1.0, 2.0, 1.0], seed=5)
+    one, other = (
+        dd.simulate(ALGORITHMS[name], spoilt(), speeds, updates=20, compute=dd.Compute(batch=batch))
+        for batch in (False, True)
+    )
     assert sum(event["kind"] == "rejected" for event in one.trace.events) > 1
     assert one.trace.events == other.trace.events
     for column in ORDER:
@@ -472,7 +493,7 @@ def test_a_gradient_too_large_to_be_squared_is_no_reason_to_retry() -> None:
     problem = net([(torch.full((4, 1), 1e25), torch.zeros(4, 1))] * 2, nn.Linear(1, 1, bias=False), lambda y, _: y.mean())
     assert problem.together([problem])([problem.start(0)], [0], [0], [0])[0].square().sum() == math.inf
     for batch in (False, True):
-        run = dd.simulate(dd.DuDe(1e-30), problem, dd.FixedSpeeds([1.0, 2.0]), updates=3, batch=batch)
+        run = dd.simulate(dd.DuDe(1e-30), problem, dd.FixedSpeeds([1.0, 2.0]), updates=3, compute=dd.Compute(batch=batch))
         assert run.trace.events == []
 
 
@@ -485,7 +506,7 @@ def test_an_error_in_a_batch_says_whose_job_it_was() -> None:
 
     problem = Broken([[0.0], [6.0], [12.0]])
     with pytest.raises(dd.RunFailed, match="worker 2 could not compute its job number 0: no data"):
-        dd.simulate(dd.DuDe(LR), problem, dd.FixedSpeeds([1.0, 2.0, 4.0]), updates=3, batch=True)
+        dd.simulate(dd.DuDe(LR), problem, dd.FixedSpeeds([1.0, 2.0, 4.0]), updates=3, compute=dd.Compute(batch=True))
 
 
 STOPPED: dict[str, Callable[[], dd.Problem]] = {
@@ -503,12 +524,12 @@ def test_a_batched_run_that_was_stopped_ends_with_the_same_bits_and_can_be_repla
     name: str, kind: str, tmp_path: Path
 ) -> None:
     problem, algorithm = STOPPED[kind](), ALGORITHMS[name]
-    speeds = dd.ExponentialSpeeds([0.5, 1.0, 2.0, 1.0][: problem.workers], seed=5)
+    speeds = dd.speeds.ExponentialSpeeds([0.5, 1.0, 2.0, 1.0][: problem.workers], seed=5)
     options: dict[str, Any] = {"batch": True, "evaluate_every": 9, "checkpoint_every": 5}
-    straight = dd.simulate(algorithm, problem, speeds, updates=18, folder=tmp_path / "straight", **options)
+    straight = simulate(algorithm, problem, speeds, updates=18, folder=tmp_path / "straight", **options)
     for updates in (1, 7):
         folder = tmp_path / str(updates)
-        dd.simulate(algorithm, problem, speeds, updates=updates, folder=folder, **options)
+        simulate(algorithm, problem, speeds, updates=updates, folder=folder, **options)
         resumed = dd.resume(folder, updates=18, problem=STOPPED[kind]())
         assert differences(straight, resumed) == []
     assert differences(dd.replay(tmp_path / "7", STOPPED[kind]()), straight) == ["ended"]
@@ -533,14 +554,14 @@ class Swayed(Holes):
 @pytest.mark.parametrize("holes", [False, True])
 @pytest.mark.parametrize("name", ["dude", "dude two workers", "uniform"])
 def test_a_run_that_goes_on_or_is_replayed_makes_the_same_calls(name: str, holes: bool, tmp_path: Path) -> None:
-    speeds, algorithm = dd.ExponentialSpeeds([0.5, 1.0, 2.0], seed=5), ALGORITHMS[name]
+    speeds, algorithm = dd.speeds.ExponentialSpeeds([0.5, 1.0, 2.0], seed=5), ALGORITHMS[name]
     problem, options = Swayed(holes), {"batch": True, "evaluate_every": 30, "checkpoint_every": 5}
-    straight = dd.simulate(algorithm, problem, speeds, updates=30, folder=tmp_path / "straight", **options)
+    straight = simulate(algorithm, problem, speeds, updates=30, folder=tmp_path / "straight", **options)
     calls = problem.counting.calls
     assert any(event["kind"] == "rejected" for event in straight.trace.events) == holes
     for updates in (3, 8, 14):
         first, then = Swayed(holes), Swayed(holes)
-        dd.simulate(algorithm, first, speeds, updates=updates, folder=tmp_path / str(updates), **options)
+        simulate(algorithm, first, speeds, updates=updates, folder=tmp_path / str(updates), **options)
         assert differences(dd.resume(tmp_path / str(updates), updates=30, problem=then), straight) == []
         assert first.counting.calls + then.counting.calls == calls
     again = Swayed(holes)
@@ -560,7 +581,7 @@ def test_a_run_that_goes_on_or_is_replayed_makes_the_same_calls(name: str, holes
 )
 def test_devices_and_precisions_that_are_not_there_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(dd.BadInput, match=said):
-        dd.simulate(dd.DuDe(LR), net(shards()), dd.FixedSpeeds([1.0] * 3), updates=1, **options)
+        simulate(dd.DuDe(LR), net(shards()), dd.FixedSpeeds([1.0] * 3), updates=1, **options)
 
 
 @pytest.mark.parametrize("case", ["q3", "logistic", "local steps"])
@@ -571,7 +592,7 @@ def test_problems_with_arithmetic_of_their_own_are_refused_another(case: str) ->
         with pytest.raises(dd.BadInput, match=said):
             problem.on(*place)
     with pytest.raises(dd.BadInput, match=said):
-        dd.simulate(dd.DuDe(LR), problem, speeds, updates=1, precision="bfloat16")
+        dd.simulate(dd.DuDe(LR), problem, speeds, updates=1, compute=dd.Compute(precision="bfloat16"))
     assert problem.on("cpu").fingerprint() == problem.fingerprint()
 
 
@@ -592,7 +613,14 @@ def test_short_products_change_a_gradient_a_little(together: bool) -> None:
 def test_a_run_with_short_products_says_so_and_is_replayed_with_them(tmp_path: Path) -> None:
     speeds = dd.FixedSpeeds([1.0, 2.0, 4.0])
     exact, short = (
-        dd.simulate(dd.DuDe(0.1), net(split(0)), speeds, updates=9, precision=precision, folder=tmp_path / precision)
+        dd.simulate(
+            dd.DuDe(0.1),
+            net(split(0)),
+            speeds,
+            updates=9,
+            compute=dd.Compute(precision=precision),
+            folder=tmp_path / precision,
+        )
         for precision in ("float32", "bfloat16")
     )
     assert 0 < (exact.x - short.x).norm() <= rounding(16, torch.bfloat16) / 2 * (exact.x - net(split(0)).start(0)).norm()

@@ -15,6 +15,8 @@ from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
 from dualdelay.batching.shared_schedule import can_share
+from dualdelay.core import Order
+from flat import sweep
 from helpers import audit, by_seed, drift, operations, rounding
 from own import METHODS, Deadline, Fresh, Holes, centers, mlp, moves, paces, shards, three
 from tables import ALGORITHMS, CASES, LR
@@ -72,8 +74,8 @@ def unlike(run: dd.Run | None, single: dd.Run | None) -> list[str]:
         mine, other = getattr(run.state, f.name), getattr(single.state, f.name)
         if f.name not in ("table", "optimizer", "lent", "rng") and not near(mine, other, *close(single)):
             wrong.append(f"state {f.name}: {mine} and {other}")
-    if (run.error is None) != (single.error is None) or (run.error is not None and run.error > audit(run)):
-        wrong.append(f"audit {run.error}")
+    if (run.audit is None) != (single.audit is None) or (run.audit is not None and run.audit > audit(run)):
+        wrong.append(f"audit {run.audit}")
     return wrong
 
 
@@ -83,7 +85,7 @@ def both(grid: Mapping[str, Sequence[Any]], *where: Any, **options: Any) -> tupl
     where = tuple(map(by_seed, where)) if varies else where
     grid = {k: list(map(by_seed, v)) if varies and k in ("problem", "speeds") else v for k, v in grid.items()}
     options = {k: by_seed(v) if varies and k in ("problem", "speeds") else v for k, v in options.items()}
-    return dd.sweep(grid, *where, batch=True, **options), dd.sweep(grid, *where, batch=False, **options)
+    return sweep(grid, *where, batch=True, **options), sweep(grid, *where, batch=False, **options)
 
 
 def compared(grid: Mapping[str, Sequence[Any]], *where: Any, **options: Any) -> dict[str, list[str]]:
@@ -99,7 +101,7 @@ def digits(alpha: float, **options: Any) -> dd.Digits:
     return dd.Digits(**{"workers": 4, "alpha": alpha, "hidden": 4, "batch_size": 8, **options})
 
 
-four = dd.ExponentialSpeeds([1.0, 0.5, 3.0, 1.5], seed=1)
+four = dd.speeds.ExponentialSpeeds([1.0, 0.5, 3.0, 1.5], seed=1)
 
 TOTALS = {
     "updates": {"updates": 12},
@@ -150,8 +152,8 @@ def test_every_method_here_can_share_a_schedule(name: str) -> None:
 
 
 OTHERS: dict[str, dict[str, Any]] = {
-    "latency": {"algorithm": [dd.UniformASGD(LR), dd.DuDe(LR)], "link": dd.Link(0.25)},
-    "bandwidth": {"algorithm": [dd.VanillaASGD(LR), dd.SyncSGD(LR)], "link": dd.Link(0.1, 64.0)},
+    "latency": {"algorithm": [dd.UniformASGD(LR), dd.DuDe(LR)], "link": dd.speeds.Link(0.25)},
+    "bandwidth": {"algorithm": [dd.VanillaASGD(LR), dd.SyncSGD(LR)], "link": dd.speeds.Link(0.1, 64.0)},
     "workers leave and join": {"algorithm": [dd.DuDe(LR, wait_for=2), dd.VanillaASGD(LR)], "changes": moves},
     "workers leave with their memory": {"algorithm": [dd.DuDe(LR, memory="workers")], "changes": moves},
     "speeds change": {"algorithm": [dd.FedBuff(LR, buffer=3), dd.ShuffledASGD(LR)], "speeds": paces},
@@ -222,8 +224,8 @@ def test_runs_whose_patience_ends_stop_where_they_do_alone(options: dict[str, An
 
 def test_what_an_ended_run_knew_does_not_change_when_the_others_go_on() -> None:
     grid = {"algorithm": [dd.DuDe(LR)], "lr": [0.002, 0.1]}
-    changes = [dd.leave(1, 9.0), dd.leave(2, 9.5)]
-    slow, fast = dd.sweep(
+    changes = [dd.speeds.leave(1, 9.0), dd.speeds.leave(2, 9.5)]
+    slow, fast = sweep(
         grid, *CASES["noisy"], updates=60, evaluate_every=1, batch=True, changes=changes, stop=dd.EarlyStop(target=3.3)
     ).runs
     assert fast.time < 9.0 < slow.time
@@ -287,7 +289,7 @@ class Clipped(dd.Algorithm[dd.State]):
     def init(self, x: Tensor, n: int, rng: dd.Draws) -> dd.State:
         return dd.State(weights=x, n=n)
 
-    def step(self, s: dd.State, a: dd.Arrival) -> list[dd.Order]:
+    def step(self, s: dd.State, a: dd.Arrival) -> list[Order]:
         s.descend(a.value * torch.clamp(self.most / a.value.norm(), max=1.0), self.lr)
         return [dd.send(a.worker)]
 
@@ -296,7 +298,7 @@ class Clipped(dd.Algorithm[dd.State]):
 class Careful(Clipped):
     """Who sends a long gradient has to pause for a second job."""
 
-    def step(self, s: dd.State, a: dd.Arrival) -> list[dd.Order]:
+    def step(self, s: dd.State, a: dd.Arrival) -> list[Order]:
         s.descend(a.value, self.lr)
         return [dd.again(a.worker)] if float(a.value.norm()) > self.most else [dd.send(a.worker)]
 
@@ -313,7 +315,7 @@ class Counting(dd.Algorithm[CountingState]):
     def init(self, x: Tensor, n: int, rng: dd.Draws) -> CountingState:
         return CountingState(weights=x, n=n, counts=torch.zeros(n))
 
-    def step(self, s: CountingState, a: dd.Arrival) -> list[dd.Order]:
+    def step(self, s: CountingState, a: dd.Arrival) -> list[Order]:
         s.counts[a.worker] += 1
         s.descend(a.value / float(s.counts[a.worker]), self.lr)
         return [dd.send(a.worker)]
@@ -323,7 +325,7 @@ class Counting(dd.Algorithm[CountingState]):
 class Strict(dd.VanillaASGD):
     """It knows what a gradient looks like."""
 
-    def step(self, s: dd.State, a: dd.Arrival) -> list[dd.Order]:
+    def step(self, s: dd.State, a: dd.Arrival) -> list[Order]:
         assert a.value.ndim == 1, "a gradient is a vector"
         return super().step(s, a)
 
@@ -332,7 +334,7 @@ class Strict(dd.VanillaASGD):
 class Exact(dd.VanillaASGD):
     """It looks its steps up by a number that replicas do not have."""
 
-    def step(self, s: dd.State, a: dd.Arrival) -> list[dd.Order]:
+    def step(self, s: dd.State, a: dd.Arrival) -> list[Order]:
         s.descend(a.value, {1: self.lr}[a.value.ndim])
         return [dd.send(a.worker)]
 
@@ -393,4 +395,4 @@ def test_problems_with_other_workers_or_sizes_are_not_mixed() -> None:
 def test_a_problem_for_other_workers_than_the_speeds_is_refused_before_anything_is_computed() -> None:
     problems = [dd.Quadratic([[0.0], [1.0], [2.0], [3.0]]), dd.Quadratic([[0.0], [1.0]])]
     with pytest.raises(dd.BadInput, match="4 workers, but the problem has 2"):
-        dd.sweep({"algorithm": [dd.DuDe(LR)], "problem": problems}, speeds=four, updates=5, batch=True)
+        dd.sweep({"algorithm": [dd.DuDe(LR)], "problem": problems}, speeds=four, updates=5, compute=dd.Compute(batch=True))

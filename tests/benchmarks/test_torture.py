@@ -16,6 +16,7 @@ from unittest import mock
 import pytest
 
 import dualdelay as dd
+from dualdelay.runs.names import parse
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 torture = importlib.import_module("torture")
@@ -146,9 +147,9 @@ def _breaks(*_: Any, **__: Any) -> None:
     [
         ("damage", "dualdelay.load"),
         ("config", "dualdelay.load"),
-        ("grammar", "dualdelay.parse"),
+        ("grammar", "torture_words.parse"),
         ("flags", "dualdelay.cli.commands.main"),
-        ("csv", "dualdelay.RecordedSpeeds"),
+        ("csv", "dualdelay.simulation.RecordedSpeeds"),
         ("messages", "dualdelay.train"),
     ],
 )
@@ -158,7 +159,7 @@ def test_an_exception_that_is_not_ours_is_caught(name: str, where: str, bench: B
 
 
 def test_a_time_that_cannot_be_is_caught(bench: Bench) -> None:
-    with mock.patch("dualdelay.RecordedSpeeds", lambda path: mock.Mock(n=1, seconds=lambda *job: -1.0)):
+    with mock.patch("dualdelay.simulation.RecordedSpeeds", lambda path: mock.Mock(n=1, seconds=lambda *job: -1.0)):
         assert "silent damage" in bench.kinds("csv", range(3))
 
 
@@ -210,10 +211,10 @@ def test_a_value_that_counts_twice_is_caught(bench: Bench) -> None:
     ],
 )
 def test_harm_to_healthy_workers_is_caught(event: dict[str, Any], updates: int, audit: float, kind: str) -> None:
-    run = mock.Mock(trace=mock.Mock(events=[event]), version=updates, error=audit)
+    run = mock.Mock(trace=mock.Mock(events=[event]), version=updates, audit=audit)
     with pytest.raises(core.Failure, match=kind):
         workers.require_unharmed(run, "it", "freeze")
-    mine = mock.Mock(trace=mock.Mock(events=[{"kind": "left", "worker": workers.VICTIM}]), version=400, error=0.0)
+    mine = mock.Mock(trace=mock.Mock(events=[{"kind": "left", "worker": workers.VICTIM}]), version=400, audit=0.0)
     workers.require_unharmed(mine, "it", "freeze")
 
 
@@ -232,7 +233,7 @@ class Ends(core.Attack):
             lambda: os._exit(3),
             _breaks,
             lambda: core.attempt("it", _breaks),
-            lambda: core.must("lost run", "it", lambda: dd.parse("algorithm", "nope")),
+            lambda: core.must("lost run", "it", lambda: parse("algorithm", "nope")),
         ]
         ways[number]()
 
@@ -251,7 +252,7 @@ def test_the_command_prints_the_table_and_says_whether_something_failed(
     broken: bool, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if broken:
-        monkeypatch.setattr("dualdelay.RecordedSpeeds", _breaks)
+        monkeypatch.setattr("dualdelay.simulation.RecordedSpeeds", _breaks)
     monkeypatch.setattr(sys, "argv", ["torture.py", "--only", "csv", "--trials", "3", "--out", str(tmp_path / "table.txt")])
     with pytest.raises(SystemExit) as end:
         torture.main()

@@ -9,6 +9,7 @@ import pytest
 import dualdelay as dd
 from dualdelay.analysis.figures import COLOURS, draw
 from dualdelay.cli import main
+from dualdelay.runs.names import label, parse
 from dualdelay.runs.progress import Watcher
 
 QUADRATIC = "quadratic[centers=[[0.0],[6.0],[12.0]],noise=0.1]"
@@ -41,7 +42,11 @@ def test_train_resume_and_replay_work_from_the_shell(tmp_path, capsys):
     assert call("resume", folder, "--updates", "60", "--json") == 0
     assert last_line(capsys.readouterr().out)["updates"] == 60
     straight = dd.simulate(
-        dd.DuDe(0.05, wait_for=2), dd.parse("problem", QUADRATIC), dd.FixedSpeeds([1, 2, 4]), updates=60, evaluate_every=60
+        dd.DuDe(0.05, wait_for=2),
+        parse("problem", QUADRATIC),
+        dd.FixedSpeeds([1, 2, 4]),
+        updates=60,
+        evaluation=dd.Evaluation(every=60),
     )
     assert np.array_equal(dd.replay(folder).x, straight.x)
 
@@ -82,7 +87,7 @@ def test_a_run_without_a_folder_gets_one_of_its_own(inside, capsys):
 def test_list_shows_every_name_and_explains_one(capsys):
     assert call("list") == 0
     out = capsys.readouterr().out
-    for name in (*dd.ALGORITHMS, *dd.PROBLEMS, *dd.SPEEDS, "ray"):
+    for name in (*dd.ALGORITHMS, *dd.problems.PROBLEMS, *dd.speeds.SPEEDS, "ray"):
         assert name in out
     assert call("list", "dude", "--json") == 0
     shown = capsys.readouterr()
@@ -110,11 +115,10 @@ def test_the_server_steps_with_the_optimizer_and_schedule_that_were_named(tmp_pa
     assert call(*together) == 0
     straight = dd.simulate(
         dd.DuDe(0.05),
-        dd.parse("problem", QUADRATIC),
+        parse("problem", QUADRATIC),
         dd.FixedSpeeds([1, 2, 4]),
         updates=40,
-        optimizer="Adam[betas=(0.9,0.99)]",
-        schedule="StepLR[step_size=10]",
+        server=dd.Server(optimizer="Adam[betas=(0.9,0.99)]", schedule="StepLR[step_size=10]"),
     )
     for folder in ("one", "two/dude-lr=0.05-seed0"):
         config = json.loads((tmp_path / folder / "config.json").read_text())
@@ -205,10 +209,10 @@ def test_a_failed_run_exits_with_1(tmp_path, capsys):
 
 def test_labels_can_be_read_back():
     for text in ("dude[lr=0.05,wait_for=3]", "fedbuff[lr=0.1,buffer=2,wait=true,staleness=0.5]", "mifa[lr=0.1,active=2]"):
-        assert dd.label(dd.parse("algorithm", text)) == text
-    nested = dd.parse("problem", "local_steps[k=3,lr=0.1,problem=quadratic[centers=[[1.0],[2.0]]]]")
+        assert label(parse("algorithm", text)) == text
+    nested = parse("problem", "local_steps[k=3,lr=0.1,problem=quadratic[centers=[[1.0],[2.0]]]]")
     assert nested.workers == 2
-    assert dd.parse("problem", dd.label(nested)).fingerprint() == nested.fingerprint()
+    assert parse("problem", label(nested)).fingerprint() == nested.fingerprint()
 
 
 def test_every_method_has_a_colour_of_its_own():

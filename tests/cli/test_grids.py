@@ -127,7 +127,7 @@ def test_a_sweep_shows_how_much_is_done():
 def together(tmp_path):
     grid = {"algorithm": [dd.DuDe(lr=0.05), dd.VanillaASGD(lr=0.05)], "lr": [0.02, 0.05]}
     speeds = dd.TruncatedNormalSpeeds(4, 1.0)
-    return dd.sweep(grid, dd.Digits(workers=4), speeds, updates=40, batch=True, folder=tmp_path)
+    return dd.sweep(grid, dd.Digits(workers=4), speeds, updates=40, compute=dd.Compute(batch=True), folder=tmp_path)
 
 
 @pytest.mark.numeric

@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
 from dualdelay.core.draws import Draws
+from flat import simulate
 from helpers import audit
 from own import Killed, differences, kill_at, mlp, shards
 from tables import ALGORITHMS, CASES, LR
@@ -33,7 +34,7 @@ TABLED: dict[str, dd.Algorithm[Any]] = {
     "mifa active": dd.MIFA(LR, active=2),
     "siag": dd.SIAG(LR),
 }
-SPEEDS = dd.ExponentialSpeeds([0.5, 1.0, 2.0, 1.0], seed=5)
+SPEEDS = dd.speeds.ExponentialSpeeds([0.5, 1.0, 2.0, 1.0], seed=5)
 
 
 def noisy() -> dd.Quadratic:
@@ -65,9 +66,16 @@ class Latest:
 @pytest.mark.parametrize("name", TABLED)
 def test_the_sum_is_that_of_the_rows_kept(name: str, kind: str) -> None:
     for table in ("full", "half", "host"):
-        run = dd.simulate(TABLED[name], PROBLEMS[kind](), SPEEDS, updates=16, table=table, evaluate_every=16)
+        run = dd.simulate(
+            TABLED[name],
+            PROBLEMS[kind](),
+            SPEEDS,
+            updates=16,
+            compute=dd.Compute(gradient_table=table),
+            evaluation=dd.Evaluation(every=16),
+        )
         state: Any = run.state
-        assert run.error <= audit(run)
+        assert run.audit <= audit(run)
         total = sum(row.double() for row in state.table)
         assert (state.total - total).norm() <= audit(run) * sum(row.double().norm() for row in state.table)
         expected = torch.bfloat16 if table == "half" else run.x.dtype
@@ -81,7 +89,14 @@ def test_the_sum_is_that_of_the_rows_kept(name: str, kind: str) -> None:
 @pytest.mark.parametrize("name", TABLED)
 def test_on_the_host_nothing_changes(name: str, kind: str) -> None:
     full, host = (
-        dd.simulate(TABLED[name], PROBLEMS[kind](), SPEEDS, updates=12, table=table, evaluate_every=12)
+        dd.simulate(
+            TABLED[name],
+            PROBLEMS[kind](),
+            SPEEDS,
+            updates=12,
+            compute=dd.Compute(gradient_table=table),
+            evaluation=dd.Evaluation(every=12),
+        )
         for table in ("full", "host")
     )
     assert differences(full, host) == []
@@ -93,7 +108,13 @@ def test_at_every_step_rounded_rows_move_the_mean_by_no_more_than_their_last_dig
     for table in ("full", "half"):
         latest = Latest()
         run = dd.simulate(
-            TABLED[name], PROBLEMS[kind](), SPEEDS, updates=16, table=table, watch=[latest], evaluate_every=16
+            TABLED[name],
+            PROBLEMS[kind](),
+            SPEEDS,
+            updates=16,
+            compute=dd.Compute(gradient_table=table),
+            watch=[latest],
+            evaluation=dd.Evaluation(every=16),
         )
         if table == "full":
             assert max(latest.off) <= audit(run)
@@ -106,17 +127,25 @@ def test_at_every_step_rounded_rows_move_the_mean_by_no_more_than_their_last_dig
 def test_what_rounding_moves_does_not_grow_with_the_steps(name: str) -> None:
     latest = Latest()
     updates = 700 if name == "dude three" else 2000
-    run = dd.simulate(TABLED[name], noisy(), SPEEDS, updates=updates, table="half", watch=[latest], evaluate_every=10**6)
+    run = dd.simulate(
+        TABLED[name],
+        noisy(),
+        SPEEDS,
+        updates=updates,
+        compute=dd.Compute(gradient_table="half"),
+        watch=[latest],
+        evaluation=dd.Evaluation(every=10**6),
+    )
     assert len(run.trace) >= 2000
     assert max(latest.off) <= UNIT
     early, late = latest.off[4:1000], latest.off[-1000:]
     assert sum(late) / len(late) < 1.5 * sum(early) / len(early)
-    assert run.error == 0.0  # sums of so few digits are exact in float64
+    assert run.audit == 0.0  # sums of so few digits are exact in float64
 
 
 def test_every_row_is_the_gradient_that_came_last_to_eight_digits() -> None:
     latest = Latest()
-    run = dd.simulate(dd.DuDe(LR), noisy(), SPEEDS, updates=50, table="half", watch=[latest])
+    run = dd.simulate(dd.DuDe(LR), noisy(), SPEEDS, updates=50, compute=dd.Compute(gradient_table="half"), watch=[latest])
     state: Any = run.state
     for worker, row in latest.rows.items():
         assert torch.equal(state.table[worker], row.to(torch.bfloat16))
@@ -124,14 +153,20 @@ def test_every_row_is_the_gradient_that_came_last_to_eight_digits() -> None:
 
 
 def test_a_worker_that_leaves_takes_its_rounded_row_along() -> None:
-    changes = (dd.leave(1, 5.0), dd.leave(0, 9.0), dd.join(1, 12.0))
+    changes = (dd.speeds.leave(1, 5.0), dd.speeds.leave(0, 9.0), dd.speeds.join(1, 12.0))
     for table in ("half", "host"):
-        run = dd.simulate(dd.DuDe(LR), noisy(), SPEEDS, updates=80, table=table, changes=changes)
+        run = dd.simulate(
+            dd.DuDe(LR),
+            noisy(),
+            dd.SimulatedFleet(SPEEDS, changes=changes),
+            updates=80,
+            compute=dd.Compute(gradient_table=table),
+        )
         state: Any = run.state
         assert [event["kind"] for event in run.trace.events] == ["left", "left", "joined"]
         assert state.n == 3
         assert not state.table[0].any()
-        assert run.error <= audit(run)
+        assert run.audit <= audit(run)
         assert {row.dtype for row in state.table} == {torch.bfloat16 if table == "half" else torch.float64}
 
 
@@ -154,7 +189,7 @@ def test_gradients_that_come_in_short_floats_are_kept_exactly(table: str) -> Non
     data = [(inputs.bfloat16(), targets) for inputs, targets in shards(4)]
     latest = Latest()
     problem = dd.Network(mlp().bfloat16(), cross_entropy, data, 4)
-    run = dd.simulate(dd.DuDe(LR), problem, SPEEDS, updates=12, table=table, watch=[latest])
+    run = dd.simulate(dd.DuDe(LR), problem, SPEEDS, updates=12, compute=dd.Compute(gradient_table=table), watch=[latest])
     assert max(latest.off) == 0.0  # sums of so few digits are exact in float64
     assert run.x.dtype == torch.bfloat16
 
@@ -162,7 +197,13 @@ def test_gradients_that_come_in_short_floats_are_kept_exactly(table: str) -> Non
 def test_with_rounded_rows_dude_still_finds_the_minimiser() -> None:
     """Where it rests the mean of the rows is zero, so that of the gradients, A (x - x*), is at most the bound above."""
     problem = dd.Quadratic([[0.0, 1.0, 30.0], [2.0, -1.0, 1.0], [4.0, 0.01, 0.0], [-1.0, 3.0, 7.0]])
-    run = dd.simulate(dd.DuDe(0.05), problem, dd.FixedSpeeds([1.0, 2.0, 3.0, 5.0]), updates=2500, table="half")
+    run = dd.simulate(
+        dd.DuDe(0.05),
+        problem,
+        dd.FixedSpeeds([1.0, 2.0, 3.0, 5.0]),
+        updates=2500,
+        compute=dd.Compute(gradient_table="half"),
+    )
     optimum = problem.optimum()
     sizes = [problem.gradient(run.x, worker, 0)[0].norm() for worker in range(4)]
     assert (run.x - optimum).norm() <= 1.1 * UNIT * sum(sizes) / 4
@@ -175,10 +216,10 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(name: str, table: str, t
     options: dict[str, Any] = {"updates": 16, "checkpoint_every": 3, "evaluate_every": 8, "table": table}
     for kind, make in PROBLEMS.items():
         again = make() if kind == "float32" else None
-        straight = dd.simulate(TABLED[name], make(), SPEEDS, folder=tmp_path / kind, **options)
+        straight = simulate(TABLED[name], make(), SPEEDS, folder=tmp_path / kind, **options)
         folder = tmp_path / f"{kind} killed"
         with pytest.raises(Killed):
-            dd.simulate(TABLED[name], make(), SPEEDS, folder=folder, watch=[kill_at(11)], **options)
+            simulate(TABLED[name], make(), SPEEDS, folder=folder, watch=[kill_at(11)], **options)
         resumed = dd.resume(folder, problem=again)
         assert differences(resumed, straight) == []
         state: Any = resumed.state
@@ -189,7 +230,10 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(name: str, table: str, t
 
 @pytest.mark.parametrize("name", ["dude workers", "dude two workers", "sync", "vanilla", "shuffled", "fedbuff"])
 def test_methods_without_a_table_do_not_care(name: str) -> None:
-    runs = [dd.simulate(ALGORITHMS[name], *CASES["noisy"], updates=20, table=table) for table in ("full", "half", "host")]
+    runs = [
+        dd.simulate(ALGORITHMS[name], *CASES["noisy"], updates=20, compute=dd.Compute(gradient_table=table))
+        for table in ("full", "half", "host")
+    ]
     assert differences(runs[0], runs[1]) == []
     assert differences(runs[0], runs[2]) == []
 
@@ -198,4 +242,4 @@ def test_methods_without_a_table_do_not_care(name: str) -> None:
 def test_another_way_to_keep_a_table_is_refused(table: Any) -> None:
     for name in ("dude", "sync"):
         with pytest.raises(dd.BadInput, match="table is"):
-            dd.simulate(ALGORITHMS[name], noisy(), SPEEDS, updates=1, table=table)
+            dd.simulate(ALGORITHMS[name], noisy(), SPEEDS, updates=1, compute=dd.Compute(gradient_table=table))

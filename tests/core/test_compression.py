@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import dualdelay as dd
 from dualdelay.core.compression import difference, pack, size_of, unpacked
+from flat import simulate
 from helpers import archive, audit, few, rounding, same, unlike
 from tables import CASES, LR
 
@@ -86,8 +87,8 @@ def test_the_limit_of_dude_is_what_it_was(way, wait_for):
     for problem, speeds in (CASES["q3"], FOUR):
         lr, updates = (2.0**-7, 3500) if way == 0.01 else (2.0**-5, 1000)  # one number of ten takes ten messages for all
         method = dd.DuDe(lr, wait_for, memory="workers", compress=way)
-        run = dd.simulate(method, problem, speeds, updates=updates, evaluate_every=updates)
-        assert torch.allclose(run.x, problem.optimum(), rtol=0, atol=1e-8) and run.error <= audit(run)
+        run = dd.simulate(method, problem, speeds, updates=updates, evaluation=dd.Evaluation(every=updates))
+        assert torch.allclose(run.x, problem.optimum(), rtol=0, atol=1e-8) and run.audit <= audit(run)
 
 
 def test_a_message_that_loses_nothing_changes_nothing():
@@ -108,7 +109,7 @@ def test_a_message_that_loses_nothing_changes_nothing():
 )
 def test_bytes_are_counted_and_cost_time(method, size):
     # down 80 bytes at 64 a second, up what is sent: 1.25 + seconds + size / 64
-    run = dd.simulate(method, *FOUR, updates=12, link=dd.Link(bandwidth=64.0))
+    run = simulate(method, *FOUR, updates=12, link=dd.speeds.Link(bandwidth=64.0))
     assert set(run.trace.bytes.tolist()) == {size}
     assert run.trace.time[0] == 80 / 64 + 0.5 + size / 64
 
@@ -117,7 +118,7 @@ def test_batched_runs_count_the_same_bytes():
     problem, speeds = dd.Digits(workers=3, hidden=4, batch_size=8), dd.FixedSpeeds([1.0, 2.0, 3.0])
     method = dd.DuDe(0.05, memory="workers", compress="int8")
     grid = {"algorithm": [method], "lr": [0.05, 0.1]}
-    for run in dd.sweep(grid, problem, speeds, updates=12, batch=True).runs:
+    for run in dd.sweep(grid, problem, speeds, updates=12, compute=dd.Compute(batch=True)).runs:
         assert run.trace.bytes.tolist() == [len(run.x) + 4] * len(run.trace)
 
 
@@ -130,7 +131,7 @@ def test_a_rejected_message_is_not_remembered(way):
 
     problem = Spoilt(unlike(3, 4).settings["centers"])
     run = dd.simulate(dd.DuDe(2.0**-7, memory="workers", compress=way), problem, CASES["q3"][1], updates=5000)
-    assert run.rejected == 6 and run.error <= audit(run)
+    assert run.rejected == 6 and run.audit <= audit(run)
     assert torch.allclose(run.x, problem.optimum(), rtol=0, atol=1e-8)
 
 

@@ -98,9 +98,9 @@ def test_truncated_normal_speeds(std, mean, sd):
     assert [three.seconds(i, 5, 9.0) for i in range(3)] == s[:3].tolist()
 
 
-@pytest.mark.parametrize("kind", [dd.ExponentialSpeeds, dd.LognormalSpeeds, dd.ParetoSpeeds])
+@pytest.mark.parametrize("kind", [dd.speeds.ExponentialSpeeds, dd.speeds.LognormalSpeeds, dd.speeds.ParetoSpeeds])
 def test_random_speeds_have_the_given_means(kind):
-    speeds = kind([2.0, 6.0], **({"shape": 4.0} if kind is dd.ParetoSpeeds else {}))
+    speeds = kind([2.0, 6.0], **({"shape": 4.0} if kind is dd.speeds.ParetoSpeeds else {}))
     for worker, mean in enumerate([2.0, 6.0]):
         s = np.array([speeds.seconds(worker, draw) for draw in range(20_000)])
         assert s.min() > 0 and s.mean() == pytest.approx(mean, rel=0.04) and len(set(s[:100])) == 100

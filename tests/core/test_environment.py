@@ -15,6 +15,7 @@ import dualdelay as dd
 from dualdelay.cli import main
 from dualdelay.core.environment import changes, differences, environment
 from dualdelay.storage.folder import Folder
+from flat import simulate
 from own import Killed, kill_at
 
 SPEEDS = dd.TruncatedNormalSpeeds(4, std=2.0)
@@ -93,7 +94,7 @@ def test_with_a_tolerance_the_order_is_still_compared_exactly(tmp_path: Path) ->
 
 def killed(folder: Path) -> None:
     with pytest.raises(Killed):
-        dd.simulate(dd.DuDe(0.05), digits(), SPEEDS, folder=folder, watch=[kill_at(37)], **HOW)
+        simulate(dd.DuDe(0.05), digits(), SPEEDS, folder=folder, watch=[kill_at(37)], **HOW)
 
 
 def test_a_run_that_goes_on_on_another_kind_of_processor_says_so_and_can_be_replayed(tmp_path: Path) -> None:

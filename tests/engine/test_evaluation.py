@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
+from flat import simulate
 from helpers import operations, rounding
 from own import SCENARIOS, Scenario, mlp, shards, three
 from tables import ALGORITHMS, CASES, LR
@@ -27,7 +28,7 @@ def models(
     problem, speeds = CASES[case]
     seen = [(0.0, 0, problem.start(0))]
     watch = (lambda s, a: seen.append((a.time, s.version, s.x)),)
-    return dd.simulate(algorithm, problem, speeds, watch=watch, **run_options), seen
+    return simulate(algorithm, problem, speeds, watch=watch, **run_options), seen
 
 
 @pytest.mark.parametrize("case", ["q3", "noisy", "local steps"])
@@ -46,7 +47,7 @@ def test_every_row_stands_where_it_was_asked_for_and_shows_the_model_of_that_mom
 
 
 def test_an_arrival_at_exactly_that_moment_counts() -> None:
-    run = dd.simulate(dd.VanillaASGD(LR), *CASES["q3"], time=4.0, evaluate_seconds=2.0)
+    run = dd.simulate(dd.VanillaASGD(LR), *CASES["q3"], time=4.0, evaluation=dd.Evaluation(seconds=2.0))
     # by second 2 worker 0 came twice and worker 1 once; by second 4 another two, one, and worker 2
     assert run.metrics.version.tolist() == [0, 3, 7]
     assert run.time == 4.0
@@ -59,7 +60,7 @@ def test_an_arrival_at_exactly_that_moment_counts() -> None:
 @pytest.mark.parametrize("case", ["noisy", "digits"])
 def test_evaluation_changes_nothing(case: str, options: dict[str, Any]) -> None:
     for algorithm in (dd.DuDe(LR), dd.MIFA(LR, active=2)):
-        runs = [dd.simulate(algorithm, *CASES[case], updates=9, **o) for o in ({"evaluate_every": 1000}, options)]
+        runs = [simulate(algorithm, *CASES[case], updates=9, **o) for o in ({"evaluate_every": 1000}, options)]
         assert len(runs[1].metrics) > len(runs[0].metrics) == 2
         assert torch.equal(runs[0].x, runs[1].x)
         assert all(runs[0].trace[name].tobytes() == runs[1].trace[name].tobytes() for name in runs[0].trace)
@@ -94,7 +95,7 @@ def test_own_metrics_are_columns_and_see_the_model(tmp_path: Path) -> None:
     seen: list[Any] = []
     metrics = {"size": lambda model: (seen.append(model), model(inputs).norm())[1], "one": lambda model: 1}
     options = {"metrics": metrics, "evaluate_every": 5, "checkpoint_every": 4}
-    run = dd.simulate(dd.DuDe(LR), problem, three, updates=10, folder=tmp_path / "run", **options)
+    run = simulate(dd.DuDe(LR), problem, three, updates=10, folder=tmp_path / "run", **options)
     assert list(run.metrics)[-2:] == ["size", "one"]
     assert run.metrics.one.tolist() == [1.0, 1.0, 1.0]
     model = mlp()
@@ -103,12 +104,14 @@ def test_own_metrics_are_columns_and_see_the_model(tmp_path: Path) -> None:
     assert run.metrics["size"][-1] == pytest.approx(model(inputs).norm().item(), rel=close, abs=0)
     assert not any(model.training for model in seen)
     longer = dd.resume(tmp_path / "run", updates=20, problem=problem, metrics=metrics)
-    straight = dd.simulate(dd.DuDe(LR), problem, three, updates=20, **options)
+    straight = simulate(dd.DuDe(LR), problem, three, updates=20, **options)
     assert longer.metrics["size"].tobytes() == straight.metrics["size"].tobytes()
 
 
 def test_a_run_stops_at_the_first_evaluation_that_reaches_the_target() -> None:
-    run = dd.simulate(dd.SyncSGD(0.1), *CASES["q3"], updates=500, evaluate_every=3, stop=dd.EarlyStop(target=15.0))
+    run = dd.simulate(
+        dd.SyncSGD(0.1), *CASES["q3"], updates=500, evaluation=dd.Evaluation(every=3, early_stop=dd.EarlyStop(target=15.0))
+    )
     assert run.ended == "stop"
     assert (run.metrics.objective <= 15.0).tolist() == [False] * (len(run.metrics) - 1) + [True]
     assert run.version == run.metrics.version[-1] == 3 * (len(run.metrics) - 1)
@@ -117,7 +120,11 @@ def test_a_run_stops_at_the_first_evaluation_that_reaches_the_target() -> None:
 def test_accuracy_is_to_grow() -> None:
     problem, speeds = CASES["digits"]
     run = dd.simulate(
-        dd.SyncSGD(0.5), problem, speeds, updates=200, evaluate_every=5, stop=dd.EarlyStop("accuracy", target=0.3)
+        dd.SyncSGD(0.5),
+        problem,
+        speeds,
+        updates=200,
+        evaluation=dd.Evaluation(every=5, early_stop=dd.EarlyStop("accuracy", target=0.3)),
     )
     assert run.ended == "stop"
     assert run.metrics.accuracy[-1] >= 0.3 > run.metrics.accuracy[:-1].max()
@@ -126,7 +133,7 @@ def test_accuracy_is_to_grow() -> None:
 @pytest.mark.parametrize("patience", [1, 2, 5])
 def test_a_run_stops_when_it_has_not_improved_for_a_while(patience: int) -> None:
     stop = dd.EarlyStop(patience=patience)
-    run = dd.simulate(dd.DuDe(0.2), *CASES["noisy"], updates=3000, evaluate_every=2, stop=stop)
+    run = dd.simulate(dd.DuDe(0.2), *CASES["noisy"], updates=3000, evaluation=dd.Evaluation(every=2, early_stop=stop))
     assert run.ended == "stop"
     values = run.metrics.objective
     ages = [k - int(np.argmin(values[: k + 1])) for k in range(len(values))]
@@ -134,7 +141,9 @@ def test_a_run_stops_when_it_has_not_improved_for_a_while(patience: int) -> None
 
 
 def test_the_start_may_be_good_enough() -> None:
-    run = dd.simulate(dd.DuDe(LR), *CASES["q3"], updates=50, evaluate_every=10, stop=dd.EarlyStop(target=1e9))
+    run = dd.simulate(
+        dd.DuDe(LR), *CASES["q3"], updates=50, evaluation=dd.Evaluation(every=10, early_stop=dd.EarlyStop(target=1e9))
+    )
     assert (run.ended, run.version) == ("stop", 0)
 
 

@@ -2,6 +2,7 @@ import pytest
 
 import dualdelay as dd
 from dualdelay.engine.monitor import Monitor
+from dualdelay.runs.names import label
 from helpers import stepping, unlike
 
 SPEEDS = [1.0, 1.7, 2.9, 7.0]
@@ -17,13 +18,17 @@ SPEEDS = [1.0, 1.7, 2.9, 7.0]
         dd.FedBuff(lr=0.05, buffer=3),
         dd.SyncSGD(lr=0.05),
     ],
-    ids=lambda algorithm: dd.label(algorithm),
+    ids=lambda algorithm: label(algorithm),
 )
 @pytest.mark.parametrize("updates", [1, 2, 60])
 def test_the_live_tau_max_is_that_of_the_trace(algorithm, updates):
     told = []
     run = dd.simulate(
-        algorithm, unlike(4), dd.FixedSpeeds(SPEEDS), updates=updates, log=[lambda version, values: told.append(values)]
+        algorithm,
+        unlike(4),
+        dd.FixedSpeeds(SPEEDS),
+        updates=updates,
+        watch=dd.Reporting(log=[lambda version, values: told.append(values)]),
     )
     assert told[-1]["tau_max"] == run.delays.tau_max
 
@@ -33,10 +38,9 @@ def test_what_loggers_are_told():
     run = dd.simulate(
         dd.DuDe(lr=0.05),
         unlike(4),
-        dd.FixedSpeeds(SPEEDS),
+        dd.SimulatedFleet(dd.FixedSpeeds(SPEEDS), changes=[dd.speeds.leave(3, 20.0), dd.speeds.join(3, 30.0)]),
         time=50.0,
-        changes=[dd.leave(3, 20.0), dd.join(3, 30.0)],
-        log=[lambda version, values: told.append((version, dict(values)))],
+        watch=dd.Reporting(log=[lambda version, values: told.append((version, dict(values)))]),
     )
     version, values = told[-1]
     assert version == run.version
@@ -59,7 +63,14 @@ def test_a_logger_that_raises_is_reported_once_and_told_no_more(stays, caplog):
             raise OSError("no space left on device")
 
     log = [broken, lambda version, values: others.append(version)] if stays else [broken]
-    run = dd.simulate(dd.DuDe(0.05), unlike(4), dd.FixedSpeeds(SPEEDS), updates=60, evaluate_every=5, log=log)
+    run = dd.simulate(
+        dd.DuDe(0.05),
+        unlike(4),
+        dd.FixedSpeeds(SPEEDS),
+        updates=60,
+        evaluation=dd.Evaluation(every=5),
+        watch=dd.Reporting(log=log),
+    )
     assert run.version == 60 and heard == [0, 5, 10, 15, 20]
     assert [note for note in run.notes if "broken: OSError: no space left" in note and "off at version 20" in note] != []
     assert len(caplog.records) == 1 and "was switched off" in caplog.text

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 import dualdelay as dd
+from flat import simulate
 from helpers import unlike
 
 
@@ -20,8 +21,8 @@ class Small(dd.Algorithm):
         return [dd.send(a.worker)]
 
 
-def simulate(kind, seconds=(1.0, 3.0), **options):
-    return dd.simulate(kind(0.1), unlike(len(seconds), noise=1.0), dd.FixedSpeeds(seconds), **options)
+def run_on(kind, seconds=(1.0, 3.0), **options):
+    return simulate(kind(0.1), unlike(len(seconds), noise=1.0), dd.FixedSpeeds(seconds), **options)
 
 
 def names(run, worker):
@@ -39,7 +40,7 @@ class Twice(Small):
 
 def test_again_is_the_next_draw_at_the_model_the_worker_holds():
     # worker 1 gets its second model at 6, when worker 0 has arrived five times and it has twice: version 7
-    run = simulate(Twice, time=12.0)
+    run = run_on(Twice, time=12.0)
     assert names(run, 1) == [(3, 0, 0), (6, 1, 0), (9, 2, 7), (12, 3, 7)] and run.version == 16
 
 
@@ -50,7 +51,7 @@ class AgainFirst(Small):
 
 def test_again_needs_a_model():
     with pytest.raises(dd.BadInput, match="never sent a model"):
-        simulate(AgainFirst, updates=1)
+        run_on(AgainFirst, updates=1)
 
 
 class Impatient(Small):
@@ -66,10 +67,10 @@ class Impatient(Small):
 
 def test_cancel_drops_the_job_and_the_queue_and_frees_the_worker():
     # draws 0 and 1 are used up and never arrive; draw 2 starts at once, at time 1
-    run = simulate(Impatient, updates=2)
+    run = run_on(Impatient, updates=2)
     assert names(run, 0) == [(1, 0, 0)] and names(run, 1) == [(4, 2, 1)]
     with pytest.raises(dd.RunFailed, match="nothing is in flight"):
-        simulate(Impatient, updates=3)
+        run_on(Impatient, updates=3)
 
 
 class OnTime(Small):
@@ -86,7 +87,7 @@ class OnTime(Small):
 
 
 def test_wake_calls_step_at_that_time():
-    run = simulate(OnTime, time=6.0)
+    run = run_on(OnTime, time=6.0)
     # the orders of a wake go out at its time: worker 0's next job takes from 2.5 to 3.5
     assert names(run, 0) == [(1, 0, 0), (3.5, 1, 1), (6, 2, 2)] and names(run, 1) == [(3, 0, 0)]
     wakes = [(event["kind"], event["time"], event["row"], event["after"]) for event in run.trace.events]
@@ -94,13 +95,13 @@ def test_wake_calls_step_at_that_time():
 
 
 def test_an_update_made_by_a_wake_is_dated_as_such():
-    run = simulate(OnTime, updates=1, evaluate_every=1)
+    run = run_on(OnTime, updates=1, evaluate_every=1)
     assert run.time == 2.5 and run.metrics.version.tolist() == [0, 1] and run.metrics.time.tolist() == [0.0, 2.5]
 
 
 def test_a_gradient_used_by_a_wake_has_the_delay_of_that_update():
     # arrivals at 1 | 3 and 3.5 | 6, taken at 0 | 0 and 1 | 2, are in updates 1 | 2 | 3
-    delays = simulate(OnTime, time=8.0).delays
+    delays = run_on(OnTime, time=8.0).delays
     assert (delays.arrival_max, delays.arrival_avg) == (2, (1 + 2 + 1 + 1) / 4)
 
 
@@ -114,7 +115,7 @@ class LastFirst(Small):
 
 
 def test_a_method_may_choose_who_starts():
-    trace = simulate(LastFirst, (1.0, 2.0, 4.0), updates=4).trace
+    trace = run_on(LastFirst, (1.0, 2.0, 4.0), updates=4).trace
     assert trace.worker.tolist() == [2, 1, 0, 2] and trace.time.tolist() == [4.0, 6.0, 7.0, 11.0]
 
 
@@ -135,12 +136,12 @@ class Repeat(Small):
         return [dd.again(a.worker)]
 
 
-SLOW = dd.Link(latency=0.25, bandwidth=32.0)  # 8 bytes each way take 1/4 + 8/32 seconds
+SLOW = dd.speeds.Link(latency=0.25, bandwidth=32.0)  # 8 bytes each way take 1/4 + 8/32 seconds
 TRAVEL = [
-    (Small, dd.Link(), [1.0, 2.0, 3.0]),
+    (Small, dd.speeds.Link(), [1.0, 2.0, 3.0]),
     (Small, SLOW, [2.0, 4.0, 6.0]),
     (Repeat, SLOW, [2.0, 3.75, 5.5]),  # the model is there already, so the order to go on has no bytes
-    (Queue, dd.Link(), [1.0, 2.0, 3.0]),
+    (Queue, dd.speeds.Link(), [1.0, 2.0, 3.0]),
     (Queue, SLOW, [2.0, 3.0, 4.0]),  # the models wait at the worker, so only the first way there and the ways back show
 ]
 
@@ -148,5 +149,5 @@ TRAVEL = [
 @pytest.mark.parametrize(("kind", "link", "moments"), TRAVEL)
 def test_messages_travel_and_seconds_count_the_work_alone(kind, link, moments):
     seen = []
-    simulate(kind, (1.0,), updates=3, link=link, watch=[lambda s, a: seen.append((a.time, a.seconds))])
+    run_on(kind, (1.0,), updates=3, link=link, watch=[lambda s, a: seen.append((a.time, a.seconds))])
     assert seen == [(moment, 1.0) for moment in moments]

@@ -330,9 +330,9 @@ def test_runs_side_by_side_are_those_computed_one_by_one():
     cell = next(replace(TINY, steps=(0.2,)).cells())
     problems = {alpha: cell.problem(alpha) for alpha in TINY.alphas}
     points = [cells._point(cell, *key, problems[key[0]]) for key in cell.wanted()]
-    single = cells._runs(cell, points, lambda share, text: None, batch=False)
+    single = cells._runs(cell, points, lambda share, text: None, dd.Compute(batch=False))
     told = []
-    together = cells._runs(cell, points, lambda share, text: told.append(share), batch=True)
+    together = cells._runs(cell, points, lambda share, text: told.append(share), dd.Compute(batch=True))
     assert sum(share < 1 for share in told) < len(points), "each run that is computed by itself is told of"
     assert list(together) == list(single) == [cells._name(*key) for key in cell.wanted()]
     k, samples = operations(problems[0.1]), operations(problems[0.1], samples=1437)  # all, if one worker has them

@@ -17,7 +17,7 @@ from dualdelay.paper.experiment import classes, draws
 from dualdelay.problems import cifar10
 from dualdelay.problems.cifar10 import FILES, cache_folder, read
 from dualdelay.problems.splits import deal
-from dualdelay.runs.names import describe, parameters, rebuild
+from dualdelay.runs.names import describe, label, parameters, parse, rebuild
 from helpers import rounding
 from own import Scenario, differences
 
@@ -30,10 +30,10 @@ def rows(count: int, seed: int) -> bytes:
     """Dark images with a bright bar that says the class: its height and its colour; each class as often, if it can be."""
     rng = np.random.default_rng(seed)
     found = []
-    for label in rng.permutation(np.arange(count) % 10).tolist():
+    for digit in rng.permutation(np.arange(count) % 10).tolist():
         image = rng.integers(0, 60, (3, 32, 32))
-        image[label % 3, 3 * label : 3 * label + 4] += 190
-        found.append(bytes([label, *image.flatten().tolist()]))
+        image[digit % 3, 3 * digit : 3 * digit + 4] += 190
+        found.append(bytes([digit, *image.flatten().tolist()]))
     return b"".join(found)
 
 
@@ -330,13 +330,13 @@ def test_with_another_seed_everything_else_stays(root: Path) -> None:
 
 def test_a_problem_has_a_name_on_the_shell(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DUALDELAY_DATA", str(root.parent))
-    problem = dd.parse("problem", "cifar10[workers=4,alpha=0.5]")
+    problem = parse("problem", "cifar10[workers=4,alpha=0.5]")
     assert type(problem) is dd.Cifar10
     assert problem.fingerprint() == dd.Cifar10(4, 0.5).fingerprint()
-    assert dd.label(problem) == "cifar10[workers=4,alpha=0.5]"
-    assert dd.label(dd.parse("problem", "cifar10")) == "cifar10"
+    assert label(problem) == "cifar10[workers=4,alpha=0.5]"
+    assert label(parse("problem", "cifar10")) == "cifar10"
     with pytest.raises(dd.BadInput, match="did you mean 'samples'"):
-        dd.parse("problem", "cifar10[sample=20]")
+        parse("problem", "cifar10[sample=20]")
 
 
 @pytest.mark.parametrize("split", ["iid", [[1, 2], [3, 4], [5], [9, 9]]], ids=["by name", "own"])
@@ -345,7 +345,7 @@ def test_a_problem_is_built_again_from_its_description_or_its_label(root: Path, 
     description = json.loads(json.dumps(describe(problem)))
     assert description["name"] == "cifar10"
     assert description["root"] == str(root)
-    for again in (rebuild("problem", description), dd.parse("problem", dd.label(problem))):
+    for again in (rebuild("problem", description), parse("problem", label(problem))):
         assert describe(again) == description
         assert again.fingerprint() == problem.fingerprint()
 
@@ -355,7 +355,9 @@ def test_a_problem_is_built_again_from_its_description_or_its_label(root: Path, 
 
 def test_a_run_learns_what_the_bars_say(root: Path) -> None:
     problem = tiny(root, alpha=1.0, batch_size=8)
-    run = dd.simulate(dd.DuDe(0.05), problem, dd.FixedSpeeds([1.0, 1.5, 2.0, 4.0]), updates=200, evaluate_every=50)
+    run = dd.simulate(
+        dd.DuDe(0.05), problem, dd.FixedSpeeds([1.0, 1.5, 2.0, 4.0]), updates=200, evaluation=dd.Evaluation(every=50)
+    )
     losses = run.metrics.objective
     assert np.isfinite(losses).all()
     assert np.isfinite(run.metrics.pooled_loss).all()
@@ -370,7 +372,7 @@ def test_a_run_learns_what_the_bars_say(root: Path) -> None:
 def test_a_run_is_resumed_and_replayed_from_its_folder_alone(root: Path, samples: int | None, tmp_path: Path) -> None:
     problem = tiny(root, samples=samples)
     options = {"updates": 12, "checkpoint_every": 3, "evaluate_every": 6, "evaluate_seconds": None}
-    scenario = Scenario(dd.DuDe(0.05), problem, dd.ExponentialSpeeds([0.5, 1.0, 2.0, 3.0], seed=1), **options)
+    scenario = Scenario(dd.DuDe(0.05), problem, dd.speeds.ExponentialSpeeds([0.5, 1.0, 2.0, 3.0], seed=1), **options)
     assert scenario.again is None  # nothing is handed to resume
     straight = scenario.run(folder=tmp_path / "straight")
     for count in (2, 8):

@@ -226,7 +226,7 @@ def test_metrics_are_measured_on_each_worker_s_held_out_data_and_combined_as_the
     held = [(INPUTS[1][:10], TARGETS[1][:10]), None, (INPUTS[0], TARGETS[0])]
     options = {"held_out": held, "metrics": {"accuracy": hits, "top": largest}, "weights": [1.0, 1.0, 2.0]}
     problem = dd.Network(mlp(), cross_entropy, whole(lambda x, y: (x, y)), 4, **options)
-    run = dd.simulate(dd.DuDe(0.05), problem, SPEEDS, updates=6, evaluate_every=3)
+    run = dd.simulate(dd.DuDe(0.05), problem, SPEEDS, updates=6, evaluation=dd.Evaluation(every=3))
     model = mlp()
     model.load_state_dict(run.state_dict())
     model.eval()
@@ -269,7 +269,7 @@ def test_a_worker_s_metric_that_raises_is_reported_and_switched_off() -> None:
         return 1.0
 
     problem = dd.Network(mlp(), cross_entropy, shards(), 4, metrics={"recall": breaks})
-    run = dd.simulate(dd.DuDe(0.05), problem, SPEEDS, updates=9, evaluate_every=3)
+    run = dd.simulate(dd.DuDe(0.05), problem, SPEEDS, updates=9, evaluation=dd.Evaluation(every=3))
     assert run.version == 9 and len(calls) == 9  # once for each of the three workers after it broke
     assert run.metrics.recall[:2].tolist()[0] == 1.0 and math.isnan(run.metrics.recall[-1])
     assert any(
@@ -285,7 +285,7 @@ def test_a_metric_that_raises_at_one_worker_is_switched_off_there_alone() -> Non
 
     data = [(inputs + 100 * (worker == 1), targets) for worker, (inputs, targets) in enumerate(shards())]
     built = dd.Network(mlp(), cross_entropy, lambda worker: data[worker], 4, workers=3, metrics={"positives": share})
-    run = dd.simulate(dd.DuDe(0.05), built, SPEEDS, updates=9, evaluate_every=3)
+    run = dd.simulate(dd.DuDe(0.05), built, SPEEDS, updates=9, evaluation=dd.Evaluation(every=3))
     assert set(run.trace.worker.tolist()) == {0, 1, 2}
     nan = np.isnan(run.workers.positives)
     assert set(run.workers.worker[nan].tolist()) == {1} and set(run.workers.worker[~nan].tolist()) == {0, 2}
@@ -314,7 +314,7 @@ def test_so_many_samples_are_always_the_same_and_all_of_them_are_all() -> None:
 
 def test_rows_say_on_how_much_they_are_and_the_last_is_on_all() -> None:
     problem = STRUCTURES["pair"]()
-    run = dd.simulate(dd.DuDe(0.05), problem, SPEEDS, updates=9, evaluate_every=3, evaluate_samples=5)
+    run = dd.simulate(dd.DuDe(0.05), problem, SPEEDS, updates=9, evaluation=dd.Evaluation(every=3, samples=5))
     assert run.metrics.share.tolist() == pytest.approx([15 / 99] * 4 + [1.0])
     assert run.metrics.version.tolist() == [0, 3, 6, 9, 9]
     assert run.workers.samples.tolist() == [5] * 12 + [30, 44, 25]
@@ -334,7 +334,7 @@ def test_batchnorm_that_is_frozen_or_keeps_no_statistics_is_taken() -> None:
         problem = dd.Network(model, cross_entropy, shards(), 8)
         run = dd.simulate(dd.DuDe(0.05), problem, SPEEDS, updates=20)
         assert run.metrics.objective[-1] < run.metrics.objective[0]
-        assert torch.equal(dd.simulate(dd.DuDe(0.05), problem, SPEEDS, updates=20, cores=2).x, run.x)
+        assert torch.equal(dd.simulate(dd.DuDe(0.05), problem, SPEEDS, updates=20, compute=dd.Compute(cores=2)).x, run.x)
         assert problem.net.module[1].training is model[1].training
     assert run.problem is problem
     for model in (mlp(nn.BatchNorm1d(8)), mlp(nn.BatchNorm1d(8)).eval()):  # training makes either learn its statistics

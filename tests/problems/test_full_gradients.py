@@ -10,6 +10,7 @@ from torch import nn
 
 import dualdelay as dd
 from dualdelay.problems import exact
+from dualdelay.runs.names import label
 from helpers import rounding
 from own import mlp, shards, three
 from tables import CASES, LR
@@ -26,7 +27,7 @@ PROBLEMS = {
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_their_mean_is_the_gradient_of_f(name):
-    problem = dd.FullGradients(PROBLEMS[name])
+    problem = dd.problems.FullGradients(PROBLEMS[name])
     x = problem.start(0) + 0.1
     each = [
         problem.gradient(x, worker, draw) for worker, draw in zip(range(problem.workers), (0, 5, 3, 9, 1), strict=False)
@@ -42,17 +43,17 @@ def test_their_mean_is_the_gradient_of_f(name):
 
 def test_they_take_as_long_as_the_minibatches_of_all_data():
     data = [(torch.randn(m, 3), torch.where(torch.arange(m) % 2 == 0, 1.0, -1.0)) for m in (20, 7, 9)]
-    problem = dd.Logistic(shards=data, batch_size=4)
-    run = dd.simulate(dd.SyncSGD(LR), dd.FullGradients(problem), dd.FixedSpeeds([1.0, 2.0, 4.0]), updates=1)
+    problem = dd.problems.Logistic(shards=data, batch_size=4)
+    run = dd.simulate(dd.SyncSGD(LR), dd.problems.FullGradients(problem), dd.FixedSpeeds([1.0, 2.0, 4.0]), updates=1)
     assert run.trace.time.tolist() == [4.0, 5.0, 12.0]  # 2 x 2, 5 x 1 and 3 x 4
     assert CASES["noisy"][0].epoch(0) == 1
 
 
-@pytest.mark.parametrize("method", [dd.IAG(LR), dd.SAG(LR), dd.SAGA(LR)], ids=dd.label)
+@pytest.mark.parametrize("method", [dd.algorithms.IAG(LR), dd.algorithms.SAG(LR), dd.algorithms.SAGA(LR)], ids=label)
 def test_methods_that_need_them_have_them_and_the_run_is_what_it_is_with_the_problem_made_so(method, tmp_path):
     plain, speeds = dd.Digits(workers=3, alpha=1.0, hidden=4, batch_size=64), three
     run = dd.simulate(method, plain, speeds, updates=9, folder=tmp_path / "run")
-    given = dd.simulate(method, dd.FullGradients(plain), speeds, updates=9)
+    given = dd.simulate(method, dd.problems.FullGradients(plain), speeds, updates=9)
     assert torch.equal(run.x, given.x) and run.trace.time.tolist() == given.trace.time.tolist()
     assert torch.equal(dd.replay(tmp_path / "run", plain).x, run.x)
     assert dd.resume(tmp_path / "run", updates=12, problem=plain).version == 12
@@ -71,8 +72,8 @@ def test_a_network_that_evaluates_without_gradients_has_them_all_the_same():
     model = mlp()
     lean, rich = (dd.Network(model, nn.functional.cross_entropy, shards(), 4, full_gradient=full) for full in (False, True))
     x = rich.start(0)
-    found, expected = (dd.FullGradients(problem).gradient(x, 1, 0)[0] for problem in (lean, rich))
-    assert torch.equal(found, expected) and math.isnan(dd.FullGradients(lean).evaluate(x)["gradient_norm"])
+    found, expected = (dd.problems.FullGradients(problem).gradient(x, 1, 0)[0] for problem in (lean, rich))
+    assert torch.equal(found, expected) and math.isnan(dd.problems.FullGradients(lean).evaluate(x)["gradient_norm"])
 
 
 class Opaque(dd.Quadratic):
@@ -81,6 +82,6 @@ class Opaque(dd.Quadratic):
 
 def test_a_problem_that_has_none_says_so():
     with pytest.raises(dd.BadInput, match="Opaque gives no exact local gradients"):
-        dd.simulate(dd.IAG(LR), Opaque([[0.0], [1.0]]), dd.FixedSpeeds([1.0, 1.0]), updates=1)
+        dd.simulate(dd.algorithms.IAG(LR), Opaque([[0.0], [1.0]]), dd.FixedSpeeds([1.0, 1.0]), updates=1)
     with pytest.raises(dd.BadInput, match="expected a problem"):
-        dd.FullGradients("digits")
+        dd.problems.FullGradients("digits")

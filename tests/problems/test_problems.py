@@ -18,6 +18,8 @@ from torch.utils.data import Subset, TensorDataset
 
 import dualdelay as dd
 from dualdelay.engine.evaluation import NAMES
+from dualdelay.runs.names import label
+from flat import compare
 from helpers import operations, rounding
 from own import Scaled, mlp, shards, three
 from tables import ALGORITHMS, CASES, LR
@@ -91,7 +93,9 @@ def test_the_final_model_loads_into_the_user_s_module(make: Callable[[], nn.Modu
     assert run.metrics.pooled_loss[-1] == pytest.approx(np.average(losses, weights=[20, 24, 28]), rel=close, abs=0)
     inputs, targets = shards()[0]
     assert run.metrics.accuracy[-1] == int((model(inputs).argmax(1) == targets).sum()) / 20
-    rest = dd.simulate(dd.DuDe(0.1), problem, three, updates=0, start=tmp_path / "run" / "model.safetensors")
+    rest = dd.simulate(
+        dd.DuDe(0.1), problem, three, updates=0, server=dd.Server(initial_weights=tmp_path / "run" / "model.safetensors")
+    )
     assert torch.equal(rest.x, run.x)
 
 
@@ -167,7 +171,14 @@ def test_a_run_starts_from_the_weights_it_is_given(given: str, tmp_path: Path) -
     first = dd.simulate(dd.DuDe(LR), problem, three, updates=7, folder=tmp_path / "first")
     start = {"tensor": first.x, "state dict": first.state_dict(), "path": tmp_path / "first" / "model.safetensors"}[given]
     kept = first.x.clone()
-    second = dd.simulate(dd.VanillaASGD(LR), problem, three, updates=7, start=start, evaluate_every=1)
+    second = dd.simulate(
+        dd.VanillaASGD(LR),
+        problem,
+        three,
+        updates=7,
+        server=dd.Server(initial_weights=start),
+        evaluation=dd.Evaluation(every=1),
+    )
     assert second.metrics.objective[0] == first.metrics.objective[-1]
     assert torch.equal(first.x, kept)
     assert not torch.equal(second.x, kept)
@@ -205,8 +216,8 @@ def test_a_split_deals_digits_to_workers(split: str) -> None:
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 999), worker=st.integers(0, 3), draw=st.integers(0, 99))
 def test_logistic_gradients_are_autograd_s_and_within_the_smoothness_bound(seed: int, worker: int, draw: int) -> None:
-    problem = dd.Logistic(workers=4, features=3, samples=12, batch_size=5, seed=seed)
-    full = dd.Logistic(workers=4, features=3, samples=12, seed=seed)
+    problem = dd.problems.Logistic(workers=4, features=3, samples=12, batch_size=5, seed=seed)
+    full = dd.problems.Logistic(workers=4, features=3, samples=12, seed=seed)
     rng = torch.Generator().manual_seed(seed)
     x, y = (torch.randn(3, dtype=torch.float64, generator=rng) for _ in range(2))
     a, b = (part[problem.indices(worker, draw)] for part in problem._pairs[worker])
@@ -227,7 +238,7 @@ def test_at_an_optimum_the_gradient_is_zero() -> None:
     assert matrices.optimum().tolist() == pytest.approx([5 / 7.75, 3 / 7.75])
     assert dd.Quadratic([[0.0], [6.0], [12.0]], [1.0, 2.0, 3.0]).optimum().tolist() == pytest.approx([8.0])
     for seed in range(5):
-        problem = dd.Logistic(seed=seed, unlike=3.0)
+        problem = dd.problems.Logistic(seed=seed, unlike=3.0)
         assert problem.evaluate(problem.optimum())["gradient_norm"] < 1e-12  # which it is said to reach
 
 
@@ -290,8 +301,8 @@ FINGERPRINTS: dict[str, Callable[[], dd.Problem]] = {
     "local lr": lambda: dd.LocalSteps(network(), 2, 0.2),
     "quadratic": lambda: dd.Quadratic([[0.0], [1.0]]),
     "quadratic centers": lambda: dd.Quadratic([[0.0], [2.0]]),
-    "logistic": lambda: dd.Logistic(workers=2),
-    "logistic seed": lambda: dd.Logistic(workers=2, seed=1),
+    "logistic": lambda: dd.problems.Logistic(workers=2),
+    "logistic seed": lambda: dd.problems.Logistic(workers=2, seed=1),
     "digits": lambda: dd.Digits(workers=2, alpha=1.0),
     "digits alpha": lambda: dd.Digits(workers=2, alpha=2.0),
 }
@@ -310,12 +321,12 @@ def test_fingerprints_change_with_data_and_settings_and_with_nothing_else() -> N
 
 def test_a_comparison_is_paired(tmp_path: Path) -> None:
     methods = [dd.DuDe(LR), dd.VanillaASGD(LR), dd.SyncSGD(LR), dd.MIFA(LR, active=2)]
-    problem, speeds = dd.Digits(workers=3, alpha=1.0, hidden=4, batch_size=4), dd.ExponentialSpeeds([1.0, 2.0, 3.0])
+    problem, speeds = dd.Digits(workers=3, alpha=1.0, hidden=4, batch_size=4), dd.speeds.ExponentialSpeeds([1.0, 2.0, 3.0])
     options = {"seeds": (0, 5), "time": 12.0, "evaluate_seconds": 4.0, "folder": tmp_path}
-    table = dd.compare(methods, problem, speeds, **options)
+    table = compare(methods, problem, speeds, **options)
     assert list(table) == ["algorithm", "seed", *NAMES]
     assert [(row["algorithm"], row["seed"], row["time"]) for row in table.rows()] == [
-        (dd.label(method), seed, time) for seed in (0, 5) for method in methods for time in (0.0, 4.0, 8.0, 12.0)
+        (label(method), seed, time) for seed in (0, 5) for method in methods for time in (0.0, 4.0, 8.0, 12.0)
     ]
     jobs: dict[tuple[int, int, int], set[Any]] = {}
     starts: dict[int, set[bytes]] = {0: set(), 5: set()}
@@ -332,7 +343,7 @@ def test_a_comparison_is_paired(tmp_path: Path) -> None:
     assert all(len(jobs[seed, worker, 0]) == 1 for seed in (0, 5) for worker in range(3))
     assert jobs[0, 1, 0] != jobs[5, 1, 0]
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/checkpoints/*")}
-    again = dd.compare(methods, problem, speeds, **options)
+    again = compare(methods, problem, speeds, **options)
     assert all(again[name].tolist() == table[name].tolist() for name in table)
     assert {
         path: path.stat().st_mtime_ns for path in tmp_path.glob("*/checkpoints/*")

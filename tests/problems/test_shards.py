@@ -146,7 +146,7 @@ TRAVELLERS: dict[str, Callable[[], dd.Problem]] = {
     "function": lambda: network(shard, workers=3, test=lambda: shard(0)),
     "dropout": lambda: network(model=lambda: mlp(nn.Dropout(0.3)), stochastic=True),
     "local steps": lambda: dd.LocalSteps(network(), 3, 0.1),
-    "logistic": lambda: dd.Logistic(workers=3),
+    "logistic": lambda: dd.problems.Logistic(workers=3),
     "quadratic": lambda: dd.Quadratic([[0.0, 1.0], [2.0, 3.0], [4.0, 0.0]], [1.0, 2.0, 3.0], noise=0.5),
     "matrices": lambda: dd.Quadratic([[0.0, 1.0], [2.0, 3.0], [4.0, 0.0]], [np.diag([1.0, 2.0]), 2.0, 3.0]),
 }

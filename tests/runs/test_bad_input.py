@@ -16,6 +16,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
+from dualdelay.core import Order
+from dualdelay.runs.names import parse
+from flat import resume, simulate
 from helpers import Counts
 from own import Fresh, Holes, Jittered, Killed, kill_at, mlp, shards, three
 from tables import CASES, LR
@@ -54,22 +57,30 @@ class Hoarder(dd.Algorithm[Any]):
 
         return HoarderState(weights=x, n=n)
 
-    def step(self, s: dd.State, a: dd.Arrival) -> list[dd.Order]:
+    def step(self, s: dd.State, a: dd.Arrival) -> list[Order]:
         s.descend(a.value, self.lr)
         return [dd.send(a.worker)]
 
 
 WRONG: list[tuple[Any, str, Any]] = [
-    *((kind, "gradients", value) for kind in (dd.MaleniaSGD, dd.RennalaSGD) for value in (0, 2.5)),
-    *((kind, "buffer", value) for kind in (dd.CA2FL, dd.FADAS, dd.FedBuff) for value in (0, 1.5)),
-    *((dd.FADAS, "betas", value) for value in ((0.9, 1.0), (-0.1, 0.9), (0.9,), 0.9)),
-    *((dd.FADAS, "eps", 0.0), (dd.FADAS, "late", 0)),
-    *((dd.ACED, "max_delay", value) for value in (0, -1.0, 0.5, nan, "10")),
-    *((dd.FedAsync, "alpha", value) for value in (0.0, 1.5, "1")),
-    *((dd.FedAsync, "mixing", "linear"), (dd.FedAsync, "a", 0.0), (dd.FedAsync, "b", -1.0)),
-    *((dd.GeneralizedASGD, "probabilities", value) for value in ([0.5, 0.6], [0.0, 1.0], [], 0.5)),
-    *((dd.RingmasterASGD, "threshold", value) for value in (0, math.inf)),
-    *((dd.SyncBySpeed, "least", 0), (dd.DelayAdaptiveASGD, "delay", "age"), (dd.FedFix, "period", 0.0)),
+    *((kind, "gradients", value) for kind in (dd.algorithms.MaleniaSGD, dd.algorithms.RennalaSGD) for value in (0, 2.5)),
+    *((kind, "buffer", value) for kind in (dd.algorithms.CA2FL, dd.algorithms.FADAS, dd.FedBuff) for value in (0, 1.5)),
+    *((dd.algorithms.FADAS, "betas", value) for value in ((0.9, 1.0), (-0.1, 0.9), (0.9,), 0.9)),
+    *((dd.algorithms.FADAS, "eps", 0.0), (dd.algorithms.FADAS, "late", 0)),
+    *((dd.algorithms.ACED, "max_delay", value) for value in (0, -1.0, 0.5, nan, "10")),
+    *((dd.algorithms.FedAsync, "alpha", value) for value in (0.0, 1.5, "1")),
+    *(
+        (dd.algorithms.FedAsync, "mixing", "linear"),
+        (dd.algorithms.FedAsync, "a", 0.0),
+        (dd.algorithms.FedAsync, "b", -1.0),
+    ),
+    *((dd.algorithms.GeneralizedASGD, "probabilities", value) for value in ([0.5, 0.6], [0.0, 1.0], [], 0.5)),
+    *((dd.algorithms.RingmasterASGD, "threshold", value) for value in (0, math.inf)),
+    *(
+        (dd.algorithms.SyncBySpeed, "least", 0),
+        (dd.algorithms.DelayAdaptiveASGD, "delay", "age"),
+        (dd.algorithms.FedFix, "period", 0.0),
+    ),
 ]
 
 # Each line: what is given, and words of the message that say what it was and what was expected.
@@ -110,7 +121,7 @@ CONSTRUCTIONS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "draws from a generator of its own": (lambda: network(mlp(Noisy(random.Random(0).random))), ("draw",)),
     "augmentation": (lambda: network(data=[Jittered(s) for s in shards()]), ("torch", "stochastic=True")),
     "augmentation at one worker": (lambda: network(data=[*shards()[:2], Jittered(shards()[2])]), ("torch", "stochastic")),
-    "batchnorm": (lambda: network(mlp(nn.BatchNorm1d(8))), ("BatchNorm", "1", "dd.without_batchnorm")),
+    "batchnorm": (lambda: network(mlp(nn.BatchNorm1d(8))), ("BatchNorm", "1", "dd.problems.without_batchnorm")),
     "instance norm": (
         lambda: network(mlp(nn.Unflatten(1, (2, 4)), nn.InstanceNorm1d(2, track_running_stats=True), nn.Flatten())),
         ("2.running_mean", "track_running_stats=False"),
@@ -122,24 +133,24 @@ CONSTRUCTIONS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     ),
     "nothing to train": (lambda: network(mlp().requires_grad_(False)), ("trainable", "at least one")),
     "mixed types": (lambda: network(nn.Sequential(mlp(), mlp(features=3).double())), ("float32", "float64")),
-    "no shard": (lambda: dd.Logistic(shards=[]), ("shards", "empty")),
+    "no shard": (lambda: dd.problems.Logistic(shards=[]), ("shards", "empty")),
     "unlike features": (
-        lambda: dd.Logistic(shards=[(torch.ones(2, 3), [1.0, -1.0]), (torch.ones(2, 4), [1.0, -1.0])]),
+        lambda: dd.problems.Logistic(shards=[(torch.ones(2, 3), [1.0, -1.0]), (torch.ones(2, 4), [1.0, -1.0])]),
         ("shards[1]", "4", "3"),
     ),
     "k": (lambda: dd.LocalSteps(q3, 0, 0.1), ("k", "0", "1 or more")),
     "local lr": (lambda: dd.LocalSteps(q3, 2, 0.0), ("lr", "0.0", "above zero")),
     "nothing to stop by": (lambda: dd.EarlyStop(), ("target", "patience")),
-    "open bracket": (lambda: dd.parse("algorithm", "dude[lr=0.05"), ("'dude[lr=0.05'", "bracket", "dude[parameter=value")),
-    "no value": (lambda: dd.parse("algorithm", "dude[lr]"), ("'lr'", "'dude[lr]'", "parameter=value")),
-    "unknown algorithm": (lambda: dd.parse("algorithm", "dud[lr=0.05]"), ("algorithm", "'dud'", "'dude'")),
-    "unknown problem": (lambda: dd.parse("problem", "digit"), ("problem", "'digit'", "'digits'")),
-    "unknown speeds": (lambda: dd.parse("speeds", "exponentail"), ("speeds", "'exponentail'", "'exponential'")),
-    "unknown parameter": (lambda: dd.parse("algorithm", "dude[lr=0.1,wait_fro=2]"), ("dude", "'wait_fro'", "'wait_for'")),
-    "parameter left out": (lambda: dd.parse("algorithm", "dude"), ("dude", "lr", "dude[lr=...]")),
-    "parameter twice": (lambda: dd.parse("algorithm", "dude[lr=0.1,lr=0.2]"), ("lr", "twice")),
+    "open bracket": (lambda: parse("algorithm", "dude[lr=0.05"), ("'dude[lr=0.05'", "bracket", "dude[parameter=value")),
+    "no value": (lambda: parse("algorithm", "dude[lr]"), ("'lr'", "'dude[lr]'", "parameter=value")),
+    "unknown algorithm": (lambda: parse("algorithm", "dud[lr=0.05]"), ("algorithm", "'dud'", "'dude'")),
+    "unknown problem": (lambda: parse("problem", "digit"), ("problem", "'digit'", "'digits'")),
+    "unknown speeds": (lambda: parse("speeds", "exponentail"), ("speeds", "'exponentail'", "'exponential'")),
+    "unknown parameter": (lambda: parse("algorithm", "dude[lr=0.1,wait_fro=2]"), ("dude", "'wait_fro'", "'wait_for'")),
+    "parameter left out": (lambda: parse("algorithm", "dude"), ("dude", "lr", "dude[lr=...]")),
+    "parameter twice": (lambda: parse("algorithm", "dude[lr=0.1,lr=0.2]"), ("lr", "twice")),
     "a name for a problem": (
-        lambda: dd.parse("problem", "local_steps[problem=digits,k=2,lr=0.1]"),
+        lambda: parse("problem", "local_steps[problem=digits,k=2,lr=0.1]"),
         ("problem", "'digits'"),
     ),
 }
@@ -177,37 +188,37 @@ CALLS: dict[str, tuple[Callable[[], dict[str, Any]], tuple[str, ...]]] = {
         ("buffer", "4", "3 workers"),
     ),
     "probabilities for others": (
-        lambda: plain(algorithm=dd.GeneralizedASGD(LR, [0.5, 0.5])),
+        lambda: plain(algorithm=dd.algorithms.GeneralizedASGD(LR, [0.5, 0.5])),
         ("probabilities has 2 entries", "expected 3"),
     ),
     "more active than there are": (lambda: plain(algorithm=dd.MIFA(LR, active=4)), ("active", "4", "1..3")),
     "no end": (lambda: plain(updates=None), ("updates", "time", "at least one")),
     "negative updates": (lambda: plain(updates=-1), ("updates", "-1", "0 or more")),
     **{f"time {t}": (lambda t=t: plain(time=t), ("time", str(t), "zero or more")) for t in (-1.0, nan, math.inf)},
-    "evaluate_every": (lambda: plain(evaluate_every=0), ("evaluate_every", "0", "1 or more")),
-    "evaluate_seconds": (lambda: plain(evaluate_seconds=0.0), ("evaluate_seconds", "0.0", "above zero")),
+    "evaluate_every": (lambda: plain(evaluate_every=0), ("--evaluate-every", "0", "1 or more")),
+    "evaluate_seconds": (lambda: plain(evaluate_seconds=0.0), ("--evaluate-seconds", "0.0", "above zero")),
     "checkpoint_every": (lambda: plain(checkpoint_every=0), ("checkpoint_every", "0", "1 or more")),
-    "start of wrong shape": (lambda: plain(start=torch.zeros(2).double()), ("start", "(2,)", "(1,)")),
-    "start of wrong type": (lambda: plain(start=torch.zeros(1)), ("start", "torch.float32", "torch.float64")),
+    "start of wrong shape": (lambda: plain(start=torch.zeros(2).double()), ("initial_weights", "(2,)", "(1,)")),
+    "start of wrong type": (lambda: plain(start=torch.zeros(1)), ("initial_weights", "torch.float32", "torch.float64")),
     "start of wrong names": (lambda: plain(start={"y": torch.zeros(1).double()}), ("'y'", "'x'")),
     "start of another model": (
         lambda: plain(problem=network(), speeds=three, start=nn.Linear(2, 2).state_dict()),
         ("weights",),
     ),
-    "start that is no tensor": (lambda: plain(start=[0.0]), ("start", "list")),
+    "start that is no tensor": (lambda: plain(start=[0.0]), ("initial_weights", "list")),
     "start from nowhere": (lambda: plain(start="nowhere.safetensors"), ("nowhere.safetensors",)),
     "start that is not finite": (lambda: plain(start=torch.tensor([nan]).double()), ("start", "nan", "finite")),
     "loss that is nan at the start": (lambda: plain(problem=nans(), speeds=three), ("objective", "nan", "start", "finite")),
-    "change of no worker": (lambda: plain(changes=[dd.leave(3, 1.0)]), ("3", "0..2")),
-    "gone twice": (lambda: plain(changes=[dd.leave(0, 2.0), dd.leave(0, 1.0)]), ("worker 0", "twice", "2.0")),
-    "here twice": (lambda: plain(changes=[dd.join(1, 1.0), dd.join(1, 3.0)]), ("worker 1", "twice", "3.0")),
-    "change at no time": (lambda: plain(changes=[dd.leave(0, math.inf)]), ("inf", "zero or more")),
-    "change before the start": (lambda: plain(changes=[dd.leave(0, -1.0)]), ("-1.0", "zero or more")),
+    "change of no worker": (lambda: plain(changes=[dd.speeds.leave(3, 1.0)]), ("3", "0..2")),
+    "gone twice": (lambda: plain(changes=[dd.speeds.leave(0, 2.0), dd.speeds.leave(0, 1.0)]), ("worker 0", "twice", "2.0")),
+    "here twice": (lambda: plain(changes=[dd.speeds.join(1, 1.0), dd.speeds.join(1, 3.0)]), ("worker 1", "twice", "3.0")),
+    "change at no time": (lambda: plain(changes=[dd.speeds.leave(0, math.inf)]), ("inf", "zero or more")),
+    "change before the start": (lambda: plain(changes=[dd.speeds.leave(0, -1.0)]), ("-1.0", "zero or more")),
     "gone, but it cannot go": (
-        lambda: plain(algorithm=Fresh(LR), changes=[dd.leave(0, 5.0)]),
+        lambda: plain(algorithm=Fresh(LR), changes=[dd.speeds.leave(0, 5.0)]),
         ("0", "Fresh", "left"),
     ),
-    "here, but it cannot come": (lambda: plain(algorithm=Fresh(LR), changes=[dd.join(0, 5.0)]), ("0", "Fresh")),
+    "here, but it cannot come": (lambda: plain(algorithm=Fresh(LR), changes=[dd.speeds.join(0, 5.0)]), ("0", "Fresh")),
     "no such metric": (lambda: plain(stop=dd.EarlyStop("loss", target=1.0)), ("'loss'", "objective", "accuracy")),
     "a metric that is never known": (lambda: plain(stop=dd.EarlyStop("accuracy", patience=1)), ("accuracy", "nan")),
     "a state that cannot be saved": (lambda: plain(algorithm=Hoarder(LR)), ("ndarray", "cannot be saved")),
@@ -218,7 +229,7 @@ CALLS: dict[str, tuple[Callable[[], dict[str, Any]], tuple[str, ...]]] = {
 def test_what_cannot_run_is_refused_before_anything_is_written(what: str, tmp_path: Path) -> None:
     options, words = CALLS[what][0](), CALLS[what][1]
     with pytest.raises(dd.BadInput) as caught:
-        dd.simulate(folder=tmp_path / "run", **options)
+        simulate(folder=tmp_path / "run", **options)
     assert [word for word in words if word not in str(caught.value)] == [], str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
@@ -226,7 +237,7 @@ def test_what_cannot_run_is_refused_before_anything_is_written(what: str, tmp_pa
 def stopped(tmp_path: Path, **options: Any) -> tuple[Path, dict[str, bytes]]:
     """A run's folder, killed half-way, and what is in it."""
     with pytest.raises(Killed):
-        dd.simulate(**plain(**options), folder=tmp_path / "run", checkpoint_every=2, watch=(kill_at(6),))
+        simulate(**plain(**options), folder=tmp_path / "run", checkpoint_every=2, watch=(kill_at(6),))
     return tmp_path / "run", {str(path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
 
@@ -257,7 +268,7 @@ def test_a_resume_that_lacks_something_says_so_and_changes_nothing(
     started, given, words = RESUMES[what]
     folder, before = stopped(tmp_path, **started)
     with pytest.raises(dd.BadInput) as caught:
-        dd.resume(folder, **{**larger, **given})
+        resume(folder, **{**larger, **given})
     assert [word for word in words if word not in str(caught.value)] == [], str(caught.value)
     assert {str(path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
@@ -270,7 +281,7 @@ def test_an_error_in_a_user_s_problem_keeps_its_words() -> None:
             return super().gradient(x, worker, draw)
 
     with pytest.raises(dd.RunFailed, match=r"worker 0 .*3: a strange thing"):
-        dd.simulate(**plain(problem=Failing([[0.0], [6.0], [12.0]])))
+        simulate(**plain(problem=Failing([[0.0], [6.0], [12.0]])))
 
 
 def test_stochastic_makes_dropout_a_matter_of_the_job_s_name() -> None:
@@ -291,7 +302,7 @@ def test_stochastic_makes_dropout_a_matter_of_the_job_s_name() -> None:
 def test_a_run_leaves_the_global_generators_as_they_were(stochastic: bool) -> None:
     before = torch.get_rng_state(), repr(np.random.get_state()), random.getstate()
     problem = network(lambda: mlp(nn.Dropout(0.5) if stochastic else nn.Tanh()), stochastic=stochastic)
-    dd.simulate(**plain(problem=problem, speeds=three))
+    simulate(**plain(problem=problem, speeds=three))
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (repr(np.random.get_state()), random.getstate()) == before[1:]
 
@@ -312,11 +323,11 @@ SHARED = nn.BatchNorm1d(8)
 def test_without_batchnorm_the_model_trains(model: nn.Module) -> None:
     with pytest.raises(dd.BadInput, match="BatchNorm"):
         network(model)
-    converted = dd.without_batchnorm(model)
+    converted = dd.problems.without_batchnorm(model)
     assert not any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in converted.modules())
     assert any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules())  # the given one stays
     problem = network(converted, batch_size=16)
-    run = dd.simulate(**plain(algorithm=dd.SyncSGD(0.3), problem=problem, speeds=three, updates=60))
+    run = simulate(**plain(algorithm=dd.SyncSGD(0.3), problem=problem, speeds=three, updates=60))
     assert run.metrics.objective[-1] < run.metrics.objective[0]
 
 
@@ -324,7 +335,7 @@ def test_without_batchnorm_scale_and_shift_are_taken_over_and_channels_are_divid
     norm = nn.BatchNorm2d(12)
     nn.init.normal_(norm.weight, generator=torch.Generator().manual_seed(0))
     nn.init.normal_(norm.bias, generator=torch.Generator().manual_seed(1))
-    new = dd.without_batchnorm(norm, groups=8)
+    new = dd.problems.without_batchnorm(norm, groups=8)
     assert isinstance(new, nn.GroupNorm)
     assert (new.num_groups, new.num_channels) == (4, 12)
     assert torch.equal(new.weight, norm.weight) and torch.equal(new.bias, norm.bias)

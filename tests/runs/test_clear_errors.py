@@ -28,12 +28,13 @@ from dualdelay.analysis import figures, reports
 from dualdelay.analysis.loggers import TensorBoard
 from dualdelay.cli import commands as cli
 from dualdelay.cli import downloads
+from dualdelay.core import Order
 from dualdelay.core.errors import require_path
 from dualdelay.problems.cifar10 import FILES, LARGEST, fault
 from dualdelay.problems.splits import deal
-from dualdelay.runs.names import alternatives, parse
-from dualdelay.runs.naming import slug, stem
+from dualdelay.runs.names import alternatives, parse, slug, stem
 from dualdelay.runs.progress import Sharing, Watcher
+from flat import simulate
 from own import mlp, shards
 from tables import CASES, LR
 
@@ -67,9 +68,9 @@ def refused(function: Callable[[], Any], *words: str) -> str:
     return said
 
 
-def simulate(**options: Any) -> dd.Run:
+def usual(**options: Any) -> dd.Run:
     given = {"algorithm": dd.DuDe(LR), "problem": q3, "speeds": q3_speeds, "updates": 9, "progress": False, **options}
-    return dd.simulate(**given)
+    return simulate(**given)
 
 
 # numbers that are too large
@@ -81,7 +82,8 @@ WHOLE = ("threads", "cores", "seed", "updates", "keep", "checkpoint_every", "eva
 @pytest.mark.parametrize("value", [HUGE, ENORMOUS], ids=["10^20", "10^5000"])
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_whole_number_that_nothing_can_hold(name: str, value: int, tmp_path: Path) -> None:
-    refused(lambda: simulate(**{name: value}, folder=tmp_path / "run"), name, "expected a whole number")
+    word = f"--{name.replace('_', '-')}" if name.startswith("evaluate") else name
+    refused(lambda: usual(**{name: value}, folder=tmp_path / "run"), word, "expected a whole number")
     assert not (tmp_path / "run").exists()
 
 
@@ -106,32 +108,33 @@ def test_a_whole_number_that_nothing_can_hold_on_the_shell(
     with pytest.raises(SystemExit) as left:
         cli.main([*start, f"--{flag}", str(HUGE)])
     said = capsys.readouterr().err
-    assert left.value.code == 2 and flag.replace("-", "_") in said and said.count("\n") == 1, said
+    word = f"--{flag}" if flag.startswith("evaluate") else flag.replace("-", "_")
+    assert left.value.code == 2 and word in said and said.count("\n") == 1, said
     assert not (tmp_path / "run").exists()
 
 
 NUMBERS: dict[str, Callable[[Any], Any]] = {
     "lr": lambda v: dd.DuDe(v),
     "wait_for": lambda v: dd.DuDe(LR, wait_for=v),
-    "time": lambda v: simulate(updates=None, time=v),
-    "evaluate_seconds": lambda v: simulate(evaluate_seconds=v),
-    "latency": lambda v: dd.Link(v),
+    "time": lambda v: usual(updates=None, time=v),
+    "evaluate_seconds": lambda v: usual(evaluate_seconds=v),
+    "latency": lambda v: dd.speeds.Link(v),
     "std": lambda v: dd.TruncatedNormalSpeeds(3, v),
     "mean": lambda v: dd.TruncatedNormalSpeeds(3, 1.0, mean=v),
     "times": lambda v: dd.FixedSpeeds([1.0, v]),
-    "means": lambda v: dd.ExponentialSpeeds([1.0, v]),
-    "seed": lambda v: dd.ExponentialSpeeds([1.0], seed=v),
-    "sigma": lambda v: dd.LognormalSpeeds([1.0], sigma=v),
-    "every": lambda v: dd.DriftingSpeeds(q3_speeds, every=v),
-    "factor": lambda v: dd.BurstySpeeds(q3_speeds, factor=v),
-    "changes": lambda v: dd.ChangingSpeeds(q3_speeds, [v], [[1.0] * 3, [2.0] * 3]),
-    "absences": lambda v: dd.told([(0, v, None)]),
+    "means": lambda v: dd.speeds.ExponentialSpeeds([1.0, v]),
+    "seed": lambda v: dd.speeds.ExponentialSpeeds([1.0], seed=v),
+    "sigma": lambda v: dd.speeds.LognormalSpeeds([1.0], sigma=v),
+    "every": lambda v: dd.speeds.DriftingSpeeds(q3_speeds, every=v),
+    "factor": lambda v: dd.speeds.BurstySpeeds(q3_speeds, factor=v),
+    "changes": lambda v: dd.speeds.ChangingSpeeds(q3_speeds, [v], [[1.0] * 3, [2.0] * 3]),
+    "absences": lambda v: dd.speeds.told([(0, v, None)]),
     "alpha": lambda v: dd.Digits(3, alpha=v),
     "noise": lambda v: dd.Quadratic([[0.0]], noise=v),
     "centers": lambda v: dd.Quadratic([[v]]),
-    "unlike": lambda v: dd.Logistic(2, unlike=v),
-    "reg": lambda v: dd.Logistic(2, reg=v),
-    "norm": lambda v: dd.Clipped(q3, v),
+    "unlike": lambda v: dd.problems.Logistic(2, unlike=v),
+    "reg": lambda v: dd.problems.Logistic(2, reg=v),
+    "norm": lambda v: dd.problems.Clipped(q3, v),
     "deadline": lambda v: dd.RayFleet(deadline=v),
     "cpus": lambda v: dd.RayFleet(cpus=v),
     "draws": lambda v: dd.theory.constants(q3, draws=v),
@@ -145,7 +148,8 @@ def test_what_is_no_number_or_too_large_a_one(name: str, value: Any) -> None:
     good = {("times", "1"), ("means", "1"), ("changes", "1"), ("absences", "1")}  # read as numbers
     good |= {("seed", None), ("time", None), ("evaluate_seconds", None)}
     if (name, value) not in good if not isinstance(value, list) else name != "centers":
-        refused(lambda: NUMBERS[name](value), name, "expected" if name != "centers" else "numbers")
+        word = "--evaluate-seconds" if name == "evaluate_seconds" else name
+        refused(lambda: NUMBERS[name](value), word, "expected" if name != "centers" else "numbers")
 
 
 @pytest.mark.parametrize("name", ["threads", "server_threads", "restarts", "retries", "room", "minimum", "alarm"])
@@ -168,17 +172,28 @@ def test_resources_that_are_none(resources: Any) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [nan, 5, "left", dd.leave(0, 1.0), [nan], [None], ["left"], [("left", 0)], [("gone", 0, 1.0)], [("left", 0, "1")]],
+    [
+        nan,
+        5,
+        "left",
+        dd.speeds.leave(0, 1.0),
+        [nan],
+        [None],
+        ["left"],
+        [("left", 0)],
+        [("gone", 0, 1.0)],
+        [("left", 0, "1")],
+    ],
     ids=repr,
 )
 def test_changes_that_are_none(changes: Any) -> None:
-    refused(lambda: simulate(changes=changes), "changes", "expected", "dd.leave(")
+    refused(lambda: usual(changes=changes), "changes", "expected", "dd.speeds.leave(")
 
 
 def test_changes_by_numbers_of_numpy_are_those_of_python(tmp_path: Path) -> None:
-    given = [dd.leave(np.int64(0), np.float32(2.5)), dd.join(torch.tensor(0), np.float64(4.0))]
-    one = simulate(changes=given, folder=tmp_path / "one")
-    other = simulate(changes=[dd.leave(0, 2.5), dd.join(0, 4.0)], folder=tmp_path / "other")
+    given = [dd.speeds.leave(np.int64(0), np.float32(2.5)), dd.speeds.join(torch.tensor(0), np.float64(4.0))]
+    one = usual(changes=given, folder=tmp_path / "one")
+    other = usual(changes=[dd.speeds.leave(0, 2.5), dd.speeds.join(0, 4.0)], folder=tmp_path / "other")
     assert one.trace.events == other.trace.events
     assert (tmp_path / "one" / "config.json").read_bytes() == (tmp_path / "other" / "config.json").read_bytes()
 
@@ -186,8 +201,8 @@ def test_changes_by_numbers_of_numpy_are_those_of_python(tmp_path: Path) -> None
 @pytest.mark.parametrize("absences", [5, nan, [nan], [None], [(0,)], [("a", 1.0)], [(0, 10**400)], [(0, "x")]], ids=repr)
 def test_absences_that_are_none(absences: Any) -> None:
     if absences != [(0,)]:  # away from the start, for good
-        refused(lambda: dd.told(absences), "absences", "expected")
-        refused(lambda: dd.AwaySpeeds(q3_speeds, absences), "absences", "expected")
+        refused(lambda: dd.speeds.told(absences), "absences", "expected")
+        refused(lambda: dd.speeds.AwaySpeeds(q3_speeds, absences), "absences", "expected")
 
 
 # texts
@@ -262,7 +277,7 @@ def test_a_label_of_any_length_becomes_a_folder_s_name(tmp_path: Path) -> None:
 def test_names_that_no_file_can_have(path: Any, tmp_path: Path) -> None:
     for call in (
         lambda: require_path("folder", path),
-        lambda: simulate(folder=path),
+        lambda: usual(folder=path),
         lambda: dd.train(dd.DuDe(LR), q3, folder=path, updates=1),
         lambda: dd.compare([dd.DuDe(LR)], q3, q3_speeds, folder=path, updates=3),
         lambda: dd.sweep({"algorithm": [dd.DuDe(LR)]}, q3, q3_speeds, folder=path, updates=3),
@@ -271,7 +286,7 @@ def test_names_that_no_file_can_have(path: Any, tmp_path: Path) -> None:
     ):
         refused(call, "Choose another name")
     if not isinstance(path, int):
-        refused(lambda: simulate(start=path), "start", "Choose another name")
+        refused(lambda: usual(start=path), "initial_weights", "Choose another name")
         refused(lambda: downloads.cifar10(tmp_path, path), "source", "Choose another name")
 
 
@@ -308,7 +323,7 @@ CELLS: dict[str, tuple[bytes, tuple[str, ...]]] = {
 def test_a_csv_file_that_cannot_be_read(what: str, tmp_path: Path) -> None:
     data, words = CELLS[what]
     path = table(tmp_path, data)
-    refused(lambda: dd.RecordedSpeeds(path), *words)
+    refused(lambda: dd.speeds.RecordedSpeeds(path), *words)
     refused(lambda: parse("speeds", f"recorded[times={path}]"), *words)
 
 
@@ -329,15 +344,15 @@ COLUMNS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("what", COLUMNS)
 def test_a_parquet_file_of_other_types(what: str, tmp_path: Path) -> None:
     path = table(tmp_path, COLUMNS[what], "parquet")
-    refused(lambda: dd.RecordedSpeeds(path), "given.parquet")
+    refused(lambda: dd.speeds.RecordedSpeeds(path), "given.parquet")
     pq.write_table(pa.table({**COLUMNS[what], "start": COLUMNS[what]["seconds"], "end": COLUMNS[what]["seconds"]}), path)
-    refused(lambda: dd.told(path), "given.parquet")
+    refused(lambda: dd.speeds.told(path), "given.parquet")
 
 
 def test_columns_that_nobody_needs_are_not_read(tmp_path: Path) -> None:
     odd = pa.array([10**18, 10**18], pa.timestamp("us"))
     path = table(tmp_path, {"worker": [0, 1], "seconds": [1.0, 2.0], "when": odd}, "parquet")
-    assert dd.RecordedSpeeds(path).times == ((1.0,), (2.0,))
+    assert dd.speeds.RecordedSpeeds(path).times == ((1.0,), (2.0,))
 
 
 @pytest.mark.parametrize("data", [b"w\xf6rker,start,end\n0,1,2\n", b"worker,start,end\n1e12,1,2\n", b"\xff\xfe\n"])
@@ -489,29 +504,29 @@ class Impatient(dd.VanillaASGD):
 
     at: Any = 0.0
 
-    def first(self, s: dd.State) -> list[dd.Order]:
+    def first(self, s: dd.State) -> list[Order]:
         return [dd.wake(self.at)]
 
-    def step(self, s: dd.State, a: dd.Arrival) -> list[dd.Order]:
+    def step(self, s: dd.State, a: dd.Arrival) -> list[Order]:
         return [dd.wake(self.at)]
 
 
 ENDLESS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "evaluations until a time": (
         {"updates": None, "time": 5.0, "evaluate_seconds": 1e-300},
-        ("evaluate_seconds is 1e-300",),
+        ("--evaluate-seconds) is 1e-300",),
     ),
-    "evaluations until an update": ({"evaluate_seconds": 1e-300}, ("evaluate_seconds is 1e-300", "1,000,000")),
+    "evaluations until an update": ({"evaluate_seconds": 1e-300}, ("--evaluate-seconds) is 1e-300", "1,000,000")),
     "a million and more": ({"updates": None, "time": 1e4, "evaluate_seconds": 0.009}, ("1,000,000 evaluations at most",)),
     "a time that is hardly any": ({"updates": None, "time": 5e-324}, ("time is 5e-324", "1e-300")),
     "jobs that are too quick": ({"speeds": dd.FixedSpeeds([1e-300] * 3), "updates": None, "time": 1.0}, ("3e+300 jobs",)),
     "too long a time": ({"updates": None, "time": 1e300}, ("time is 1e+300", "jobs")),
     "jobs that take no time": ({"speeds": Quick([1.0] * 3), "updates": None, "time": 1.0}, ("worker 0 take no time",)),
-    "drift": ({"speeds": dd.DriftingSpeeds(q3_speeds, every=1e-9)}, ("more than 100,000 times", "last longer")),
-    "drift without an end": ({"speeds": dd.DriftingSpeeds(q3_speeds, every=1e-320)}, ("worker 0",)),
-    "bursts": ({"speeds": dd.BurstySpeeds(q3_speeds, usual=1e-9, burst=1e-9)}, ("more than 100,000 times",)),
+    "drift": ({"speeds": dd.speeds.DriftingSpeeds(q3_speeds, every=1e-9)}, ("more than 100,000 times", "last longer")),
+    "drift without an end": ({"speeds": dd.speeds.DriftingSpeeds(q3_speeds, every=1e-320)}, ("worker 0",)),
+    "bursts": ({"speeds": dd.speeds.BurstySpeeds(q3_speeds, usual=1e-9, burst=1e-9)}, ("more than 100,000 times",)),
     "drift after a long while": (
-        {"speeds": dd.DriftingSpeeds(dd.AwaySpeeds(q3_speeds, [(0, 0.5, 1e12)]), every=0.01), "time": 1e14},
+        {"speeds": dd.speeds.DriftingSpeeds(dd.speeds.AwaySpeeds(q3_speeds, [(0, 0.5, 1e12)]), every=0.01), "time": 1e14},
         ("times",),
     ),
     "wakes": ({"algorithm": Impatient(LR)}, ("woken at time 0", "longer pause")),
@@ -523,11 +538,15 @@ ENDLESS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 @pytest.mark.parametrize("what", ENDLESS)
 def test_a_run_that_would_never_end_is_refused(what: str) -> None:
     options, words = ENDLESS[what]
-    refused(lambda: simulate(**options), *words)
+    refused(lambda: usual(**options), *words)
 
 
 def test_evaluations_at_real_workers_are_not_closer_than_a_clock_can_tell() -> None:
-    refused(lambda: dd.train(dd.DuDe(LR), q3, updates=3, evaluate_seconds=1e-300), "evaluate_seconds", "0.001 or more")
+    refused(
+        lambda: dd.train(dd.DuDe(LR), q3, updates=3, evaluation=dd.Evaluation(seconds=1e-300)),
+        "--evaluate-seconds",
+        "0.001 or more",
+    )
 
 
 @pytest.mark.parametrize(
@@ -538,19 +557,19 @@ def test_evaluations_at_real_workers_are_not_closer_than_a_clock_can_tell() -> N
         {"updates": None, "time": 1e-300},
         {"updates": None, "time": 10.0, "evaluate_seconds": 1e-2},
         {"speeds": Quick([1.0] * 3)},
-        {"speeds": dd.DriftingSpeeds(q3_speeds, every=0.01)},
+        {"speeds": dd.speeds.DriftingSpeeds(q3_speeds, every=0.01)},
     ],
     ids=str,
 )
 def test_what_ends_is_not_refused(options: dict[str, Any]) -> None:
-    simulate(**options)
+    usual(**options)
 
 
 ENDLESS_ABSENCES: dict[str, tuple[Callable[[], Any], str]] = {
-    "on_off": (lambda: dd.on_off(3, 1e-9, 1e-9, 1e9), "absences until"),
-    "nothing": (lambda: dd.on_off(3, 1e-320, 1e-320, 1.0), "absences until"),
-    "many": (lambda: dd.on_off(10**12, 1.0, 1.0, 1.0), "workers"),
-    "dropouts": (lambda: dd.dropouts(10**12, 0.5, 1.0), "workers"),
+    "on_off": (lambda: dd.speeds.on_off(3, 1e-9, 1e-9, 1e9), "absences until"),
+    "nothing": (lambda: dd.speeds.on_off(3, 1e-320, 1e-320, 1.0), "absences until"),
+    "many": (lambda: dd.speeds.on_off(10**12, 1.0, 1.0, 1.0), "workers"),
+    "dropouts": (lambda: dd.speeds.dropouts(10**12, 0.5, 1.0), "workers"),
 }
 
 
@@ -568,11 +587,11 @@ ROOM: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "iid": (lambda: dd.Digits(workers=10**9, split="iid"), ("workers",)),
     "hidden": (lambda: dd.Digits(hidden=10**9), ("hidden=1000000000", "GB of memory", "smaller hidden")),
     "a batch": (lambda: dd.Digits(batch_size=10**10), ("10000000000 samples", "smaller batch_size")),
-    "a batch of one worker": (lambda: dd.Logistic(2, batch_size=[8, 10**10]), ("10000000000 samples",)),
+    "a batch of one worker": (lambda: dd.problems.Logistic(2, batch_size=[8, 10**10]), ("10000000000 samples",)),
     "cifar10": (lambda: dd.Cifar10(workers=10**9), ("workers", "1..50000")),
-    "logistic": (lambda: dd.Logistic(workers=10**9), ("workers",)),
-    "features": (lambda: dd.Logistic(features=10**12), ("features", "GB of memory")),
-    "samples": (lambda: dd.Logistic(samples=10**12), ("samples", "GB of memory")),
+    "logistic": (lambda: dd.problems.Logistic(workers=10**9), ("workers",)),
+    "features": (lambda: dd.problems.Logistic(features=10**12), ("features", "GB of memory")),
+    "samples": (lambda: dd.problems.Logistic(samples=10**12), ("samples", "GB of memory")),
     "local steps": (lambda: dd.LocalSteps(q3, 10**12, 0.1), ("k is", "1..100000")),
     "speeds": (lambda: dd.TruncatedNormalSpeeds(10**9), ("n is 1000000000",)),
     "speeds beyond numbers": (lambda: dd.TruncatedNormalSpeeds(500, 1e308), ("std 1e+308", "lower them")),
@@ -611,39 +630,56 @@ def test_a_split_is_what_it_was() -> None:
 @pytest.mark.parametrize("name", [1, None, ("a",), "", " ", " a", "a\0b", "\ud800", "a\nb", "a" * 201])
 def test_names_that_no_column_can_have(name: Any, tmp_path: Path) -> None:
     given = {name: lambda model: 1.0}
-    refused(lambda: simulate(metrics=given, folder=tmp_path / "run"), "metrics has", "for a name; expected")
-    refused(lambda: dd.train(dd.DuDe(LR), q3, metrics=given, updates=3), "metrics has", "for a name; expected")
+    refused(lambda: usual(metrics=given, folder=tmp_path / "run"), "metrics has", "for a name; expected")
+    refused(
+        lambda: dd.train(dd.DuDe(LR), q3, evaluation=dd.Evaluation(metrics=given), updates=3),
+        "metrics has",
+        "for a name; expected",
+    )
     for batch in (False, True):
-        refused(lambda b=batch: dd.compare([dd.DuDe(LR)], q3, q3_speeds, metrics=given, updates=3, batch=b), "for a name")
+        refused(
+            lambda b=batch: dd.compare(
+                [dd.DuDe(LR)],
+                q3,
+                q3_speeds,
+                evaluation=dd.Evaluation(metrics=given),
+                updates=3,
+                compute=dd.Compute(batch=b),
+            ),
+            "for a name",
+        )
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("name", ["time", "objective", "share", "ended", "updates", "tau_max", "best_value"])
 def test_names_that_are_taken(name: str) -> None:
-    refused(lambda: simulate(metrics={name: lambda model: 1.0}), f"metrics has ['{name}']", "choose other names")
+    refused(lambda: usual(metrics={name: lambda model: 1.0}), f"metrics has ['{name}']", "choose other names")
     if name not in ("time", "objective", "share"):
         problem = dd.Network(mlp, cross_entropy, shards(), 4, metrics={name: lambda model, batch: 1.0})
-        refused(lambda: simulate(problem=problem), f"metrics has ['{name}']")
+        refused(lambda: usual(problem=problem), f"metrics has ['{name}']")
 
 
 @pytest.mark.parametrize("name", ["algorithm", "seed"])
 def test_names_that_a_comparison_has_taken(name: str) -> None:
     given = {name: lambda model: 1.0}
-    simulate(metrics=given)
-    refused(lambda: dd.compare([dd.DuDe(LR)], q3, q3_speeds, metrics=given, updates=3), f"metrics has ['{name}']")
+    usual(metrics=given)
+    refused(
+        lambda: dd.compare([dd.DuDe(LR)], q3, q3_speeds, evaluation=dd.Evaluation(metrics=given), updates=3),
+        f"metrics has ['{name}']",
+    )
 
 
 @pytest.mark.parametrize("value", ["1.5", None, 1j, b"1", torch.ones(2), np.ones(2), [1.0], 10**400, object()], ids=type)
 def test_a_metric_that_gives_no_number(value: Any) -> None:
-    refused(lambda: simulate(metrics={"mine": lambda model: value}), "metric 'mine' gave", "expected one number")
+    refused(lambda: usual(metrics={"mine": lambda model: value}), "metric 'mine' gave", "expected one number")
     given = {"mine": lambda model, batch: value}
     refused(lambda: dd.Network(mlp, cross_entropy, shards(), 4, metrics=given), "metric 'mine' gave", "expected one number")
 
 
 @pytest.mark.parametrize("metrics", [5, [len], "size", {"size": 5}, {"size": None}], ids=repr)
 def test_metrics_that_are_no_functions_by_name(metrics: Any) -> None:
-    refused(lambda: simulate(metrics=metrics), "metrics", "expected")
-    refused(lambda: dd.train(dd.DuDe(LR), q3, metrics=metrics, updates=3), "metrics", "expected")
+    refused(lambda: usual(metrics=metrics), "metrics", "expected")
+    refused(lambda: dd.train(dd.DuDe(LR), q3, evaluation=dd.Evaluation(metrics=metrics), updates=3), "metrics", "expected")
     refused(lambda: dd.Network(mlp, cross_entropy, shards(), 4, metrics=metrics), "metrics", "expected")
 
 
@@ -655,12 +691,12 @@ def test_a_problem_that_finds_no_numbers(found: Any, tmp_path: Path) -> None:
         def assess(self, x: Tensor, samples: Any = None) -> Any:
             return found, {}
 
-    refused(lambda: simulate(problem=Mine([[0.0], [6.0], [12.0]]), folder=tmp_path / "run"), "expected")
+    refused(lambda: usual(problem=Mine([[0.0], [6.0], [12.0]]), folder=tmp_path / "run"), "expected")
 
 
 @pytest.mark.parametrize("target", [nan, "1", [1.0]])
 def test_a_target_that_no_metric_can_reach(target: Any) -> None:
-    refused(lambda: simulate(stop=dd.EarlyStop(target=target)), "target", "expected a number")
+    refused(lambda: usual(stop=dd.EarlyStop(target=target)), "target", "expected a number")
 
 
 # numbers of numpy and torch
@@ -673,15 +709,21 @@ def test_a_target_that_no_metric_can_reach(target: Any) -> None:
 )
 def test_numbers_of_numpy_and_torch_are_those_of_python(kind: Any, tmp_path: Path) -> None:
     def run(of: Callable[[Any], Any], name: str) -> tuple[bytes, bytes, Any]:
-        model = dd.DriftingSpeeds(
-            dd.LognormalSpeeds([of(1.0), of(2.0), of(4.0)], of(3), sigma=of(0.5)), every=of(2.0), keep=of(0.5)
+        model = dd.speeds.DriftingSpeeds(
+            dd.speeds.LognormalSpeeds([of(1.0), of(2.0), of(4.0)], of(3), sigma=of(0.5)), every=of(2.0), keep=of(0.5)
         )
         done = dd.simulate(
-            dd.DuDe(LR), dd.Logistic(of(3), of(2), of(20), of(0.5), of(0.25), of(4), of(7)), model, updates=of(20),
-            time=of(50.0), seed=of(5), keep=of(2), checkpoint_every=of(4), evaluate_every=of(3), evaluate_seconds=of(1.5),
-            stop=dd.EarlyStop(target=of(-1.0)), link=dd.Link(of(0.25), of(1000.0)), threads=of(1), cores=of(1),
-            folder=tmp_path / name, progress=False,
-        )  # fmt: skip
+            dd.DuDe(LR),
+            dd.problems.Logistic(of(3), of(2), of(20), of(0.5), of(0.25), of(4), of(7)),
+            dd.SimulatedFleet(model, link=dd.speeds.Link(of(0.25), of(1000.0))),
+            updates=of(20),
+            time=of(50.0),
+            seed=of(5),
+            folder=dd.Saving(tmp_path / name, every=of(4), keep=of(2)),
+            evaluation=dd.Evaluation(every=of(3), seconds=of(1.5), early_stop=dd.EarlyStop(target=of(-1.0))),
+            compute=dd.Compute(threads=of(1), cores=of(1)),
+            watch=dd.Reporting(progress=False),
+        )
         files = [(tmp_path / name / file).read_bytes() for file in ("config.json", "result.json")]
         return files[0], files[1], done.x.tolist()
 
@@ -689,16 +731,23 @@ def test_numbers_of_numpy_and_torch_are_those_of_python(kind: Any, tmp_path: Pat
 
 
 def test_numbers_of_numpy_in_a_grid_and_a_comparison_are_those_of_python(tmp_path: Path) -> None:
-    drawn = dd.Logistic(3, 2, 10)
+    drawn = dd.problems.Logistic(3, 2, 10)
     grid = {"algorithm": [dd.DuDe(LR)], "lr": np.array([0.25, 0.5]), "seed": np.arange(2)}
-    one = dd.sweep(grid, drawn, q3_speeds, updates=3, folder=tmp_path / "one", progress=False)
+    one = dd.sweep(grid, drawn, q3_speeds, updates=3, folder=tmp_path / "one", watch=dd.Reporting(progress=False))
     plain = {"algorithm": [dd.DuDe(LR)], "lr": [0.25, 0.5], "seed": [0, 1]}
-    other = dd.sweep(plain, drawn, q3_speeds, updates=3, folder=tmp_path / "other", progress=False)
+    other = dd.sweep(plain, drawn, q3_speeds, updates=3, folder=tmp_path / "other", watch=dd.Reporting(progress=False))
     assert one.points == other.points and one.objective.tolist() == other.objective.tolist()
     assert sorted(path.name for path in (tmp_path / "one").iterdir()) == sorted(
         p.name for p in (tmp_path / "other").iterdir()
     )
-    dd.compare([dd.DuDe(LR)], dd.Digits(3, 1.0, hidden=2), q3_speeds, seeds=np.arange(2), updates=2, progress=False)
+    dd.compare(
+        [dd.DuDe(LR)],
+        dd.Digits(3, 1.0, hidden=2),
+        q3_speeds,
+        seeds=np.arange(2),
+        updates=2,
+        watch=dd.Reporting(progress=False),
+    )
 
 
 def test_a_method_s_numbers_are_python_s_own_or_refused_with_a_hint() -> None:
@@ -709,7 +758,7 @@ def test_a_method_s_numbers_are_python_s_own_or_refused_with_a_hint() -> None:
         assert "write float(...)" in str(error)
 
 
-@pytest.mark.parametrize("seeds", [5, "01", [0.5], ["a"], [None], [HUGE], []], ids=repr)
+@pytest.mark.parametrize("seeds", [1.5, "01", [0.5], ["a"], [None], [HUGE], []], ids=repr)
 def test_seeds_that_are_none(seeds: Any) -> None:
     refused(lambda: dd.compare([dd.DuDe(LR)], q3, q3_speeds, seeds=seeds, updates=3), "seed", "expected")
 
@@ -754,18 +803,18 @@ GIVES: dict[str, Callable[[int, int], Any]] = {
 @pytest.mark.parametrize("what", GIVES)
 def test_own_speeds_that_give_no_seconds(what: str, job: bool, end: dict[str, Any]) -> None:
     words = ("Mine raised", "strange", "mend its") if "raises" in what else ("Mine gave",)
-    said = refused(lambda: simulate(speeds=own_speeds(GIVES[what], job), **end), *words)
+    said = refused(lambda: usual(speeds=own_speeds(GIVES[what], job), **end), *words)
     assert "seconds, zero or more" in said and "of worker" in said
 
 
 @pytest.mark.parametrize("what", GIVES)
 def test_an_own_link_that_gives_no_seconds(what: str) -> None:
-    class Mine(dd.Link):
+    class Mine(dd.speeds.Link):
         def seconds(self, size: int) -> Any:
             return GIVES[what](0, 5)
 
     words = ("Mine raised", "strange") if "raises" in what else ("Mine gave",)
-    refused(lambda: simulate(link=Mine()), *words, "seconds, zero or more")
+    refused(lambda: usual(link=Mine()), *words, "seconds, zero or more")
 
 
 @pytest.mark.parametrize("batches", [-1, nan, inf, None, "2", [1]], ids=repr)
@@ -774,16 +823,14 @@ def test_an_own_problem_whose_jobs_are_of_no_size(batches: Any) -> None:
         def batches(self, worker: int) -> Any:
             return batches
 
-    refused(
-        lambda: simulate(problem=Mine([[0.0], [6.0], [12.0]])), "batches", "worker 0", "expected a number of minibatches"
-    )
+    refused(lambda: usual(problem=Mine([[0.0], [6.0], [12.0]])), "batches", "worker 0", "expected a number of minibatches")
 
 
 @pytest.mark.parametrize(
     "settings", [("x",), (nan,), (-1.0,), (0.0, "x"), (0.0, nan), (0.0, 0), (0.0, -1.0), (True,)], ids=str
 )
 def test_links_that_are_none(settings: Any) -> None:
-    refused(lambda: dd.Link(*settings), "expected")
+    refused(lambda: dd.speeds.Link(*settings), "expected")
 
 
 # brackets on a screen
@@ -821,7 +868,7 @@ def test_a_bar_of_what_goes_on_shows_brackets() -> None:
 @pytest.mark.parametrize("label", ["$x$", "$\\frac{", "_hidden", "x" * 1000, "a%b", "a_b^c"])
 def test_a_figure_shows_labels_as_they_are(label: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    table = dd.compare({label: dd.DuDe(LR)}, q3, q3_speeds, updates=3, progress=False)
+    table = dd.compare({label: dd.DuDe(LR)}, q3, q3_speeds, updates=3, watch=dd.Reporting(progress=False))
     figure = figures.drawn(table, "time")
     (text,) = figure.axes[0].get_legend().get_texts()
     assert text.get_text().strip()[:20] == label[:20] and not text.get_parse_math()

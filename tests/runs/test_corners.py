@@ -11,8 +11,9 @@ import torch
 
 import dualdelay as dd
 from dualdelay.cli import main
-from dualdelay.engine.delays import used_in
+from dualdelay.engine.delays import delay_grids, used_in
 from dualdelay.storage.files import decode, encode
+from flat import simulate
 from helpers import audit, rounding
 from own import Scenario
 from tables import CASES, LR
@@ -54,15 +55,15 @@ class Spike(dd.Quadratic):
 def test_a_huge_gradient_leaves_no_trace_in_the_sum():
     # added to 1e20 and taken away again, the others' gradients are gone from a float64 sum; the table knows them
     run = dd.simulate(dd.DuDe(1e-3), Spike([[0.0], [6.0], [12.0]]), Q3[1], updates=1500)
-    assert run.error <= audit(run)
+    assert run.audit <= audit(run)
 
 
 def test_who_comes_back_before_the_next_update_is_in_it():
-    run = dd.simulate(dd.DuDe(LR, wait_for=3), *Q3, time=20.0, changes=[dd.leave(0, 4.25), dd.join(0, 4.5)])
-    tau, _ = dd.delay_grids(run.trace, 3)
+    run = simulate(dd.DuDe(LR, wait_for=3), *Q3, time=20.0, changes=[dd.speeds.leave(0, 4.25), dd.speeds.join(0, 4.5)])
+    tau, _ = delay_grids(run.trace, 3)
     assert (tau[:2] > 0).all()  # worker 0 is away for a moment between two updates, and in both
-    first = dd.simulate(dd.DuDe(LR), *Q3, time=20.0, changes=[dd.join(0, 0.5)])
-    assert dd.delay_grids(first.trace, 3)[0][0].tolist() == [1, 1, 1]
+    first = simulate(dd.DuDe(LR), *Q3, time=20.0, changes=[dd.speeds.join(0, 0.5)])
+    assert delay_grids(first.trace, 3)[0][0].tolist() == [1, 1, 1]
 
 
 def test_gradients_that_were_never_used_are_not_counted():
@@ -85,7 +86,7 @@ def test_a_run_that_is_being_lengthened_is_not_finished(tmp_path):
 
 
 def test_a_run_with_a_time_limit_is_saved_about_twenty_times(tmp_path):
-    dd.simulate(dd.SyncSGD(LR), *Q3, time=400.0, folder=tmp_path / "run", keep=99)
+    dd.simulate(dd.SyncSGD(LR), *Q3, time=400.0, folder=dd.Saving(tmp_path / "run", keep=99))
     assert 18 <= len(list((tmp_path / "run" / "checkpoints").iterdir())) <= 22
 
 
@@ -152,13 +153,16 @@ def test_mistakes_in_a_method_are_named(method, said):
 )
 def test_what_is_no_such_thing_is_refused_at_the_door(arguments, options, said):
     with pytest.raises(dd.BadInput, match=said):
-        dd.simulate(*arguments, updates=3, **options)
+        simulate(*arguments, updates=3, **options)
 
 
 def test_a_metric_that_should_grow_can_say_so():
     stop = dd.EarlyStop("near", target=-4.0, larger_is_better=True)
     run = dd.simulate(
-        dd.SyncSGD(0.1), *Q3, updates=99, evaluate_every=1, stop=stop, metrics={"near": lambda x: -abs(float(x) - 6)}
+        dd.SyncSGD(0.1),
+        *Q3,
+        updates=99,
+        evaluation=dd.Evaluation(every=1, early_stop=stop, metrics={"near": lambda x: -abs(float(x) - 6)}),
     )
     assert run.metrics.near[-2] < -4.0 <= run.metrics.near[-1]
 
@@ -179,7 +183,7 @@ def test_seeds_on_the_shell_reach_what_is_inside(tmp_path, capsys):
           "--seeds", "0", "1", "--folder", str(tmp_path / "c"), "--json"])  # fmt: skip
     one, other = json.loads(capsys.readouterr().out)["runs"]
     assert one["objective"] != other["objective"]
-    changing = dd.ChangingSpeeds(dd.TruncatedNormalSpeeds(3), [1.0], [[1, 1, 1], [2, 2, 2]])
+    changing = dd.speeds.ChangingSpeeds(dd.TruncatedNormalSpeeds(3), [1.0], [[1, 1, 1], [2, 2, 2]])
     noisy = dd.Quadratic([[0.0], [6.0], [12.0]], noise=1.0)
     table = dd.compare([dd.VanillaASGD(LR)], noisy, changing, seeds=(0, 1), time=6.0, folder=tmp_path / "d")
     assert table.version[table.seed == 0].tolist() != table.version[table.seed == 1].tolist()

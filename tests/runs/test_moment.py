@@ -23,8 +23,8 @@ import sys, torch
 import dualdelay as dd
 torch.set_num_threads(2)
 speeds = dd.TruncatedNormalSpeeds(10, std=5.0)
-options = {"updates": 60, "cores": int(sys.argv[1]), "folder": sys.argv[2] or None}
-run = dd.simulate(dd.DuDe(lr=0.05, wait_for=2), dd.Digits(10, 0.1), speeds, **options)
+options = {"compute": dd.Compute(cores=int(sys.argv[1])), "folder": sys.argv[2] or None}
+run = dd.simulate(dd.DuDe(lr=0.05, wait_for=2), dd.Digits(10, 0.1), speeds, updates=60, **options)
 print(run.x.numpy().tobytes().hex())
 assert torch.get_num_threads() == 2
 """
@@ -74,7 +74,9 @@ def dropout() -> dd.Network:
 
 
 def drifting() -> dd.SpeedModel:
-    return dd.DriftingSpeeds(dd.BurstySpeeds(dd.TruncatedNormalSpeeds(3, std=2.0), usual=3.0, burst=1.0), every=0.3)
+    return dd.speeds.DriftingSpeeds(
+        dd.speeds.BurstySpeeds(dd.TruncatedNormalSpeeds(3, std=2.0), usual=3.0, burst=1.0), every=0.3
+    )
 
 
 SHARED: dict[str, Callable[[], tuple[dd.Problem, dd.SpeedModel]]] = {
@@ -97,7 +99,7 @@ def test_runs_in_several_threads_change_no_bit_of_one_another_and_leave_the_gene
 
     def work(k: int) -> None:
         gate.wait()
-        made[k] = dd.simulate(methods[k], problem, speeds, updates=60, seed=3, cores=1 + k % 2)
+        made[k] = dd.simulate(methods[k], problem, speeds, updates=60, seed=3, compute=dd.Compute(cores=1 + k % 2))
 
     threads = [threading.Thread(target=work, args=(k,)) for k in range(len(methods))]
     for thread in threads:
@@ -114,7 +116,9 @@ def test_a_simulation_that_draws_nothing_leaves_the_main_thread_s_generator_alon
     expected = [torch.rand(3) for _ in range(200)]
     torch.manual_seed(5)
     problem, speeds = dd.Network(mlp(), cross_entropy, shards(), 8), dd.FixedSpeeds([1.0, 2.0, 3.0])
-    thread = threading.Thread(target=lambda: dd.simulate(dd.DuDe(0.05), problem, speeds, updates=80, evaluate_every=1))
+    thread = threading.Thread(
+        target=lambda: dd.simulate(dd.DuDe(0.05), problem, speeds, updates=80, evaluation=dd.Evaluation(every=1))
+    )
     thread.start()
     drawn = [torch.rand(3) for _ in range(200)]
     thread.join()

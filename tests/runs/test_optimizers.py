@@ -11,6 +11,7 @@ import dualdelay as dd
 from dualdelay.core.state import BLOCK, State
 from dualdelay.runs.optimizer import Optimizer, make_optimizer, optimizer_of
 from dualdelay.storage.files import decode, encode
+from flat import replay, resume, simulate
 from helpers import drift, rounding
 from own import Killed, differences, kill_at
 
@@ -183,22 +184,24 @@ QUADRATIC, TWO = dd.Quadratic([[5.0, -3.0], [7.0, -9.0]]), dd.FixedSpeeds([1.0, 
 def test_adamw_moves_by_the_learning_rate_that_was_meant(text):
     """The first step of Adam is lr in every coordinate, whatever the gradient; 9.5e-6 when rates were multiplied."""
     given = "AdamW[weight_decay=0.0]" if text else lambda params: AdamW(params, lr=0.003, weight_decay=0.0)
-    run = dd.simulate(dd.DuDe(lr=0.003), QUADRATIC, TWO, updates=1, optimizer=given)
+    run = dd.simulate(dd.DuDe(lr=0.003), QUADRATIC, TWO, updates=1, server=dd.Server(optimizer=given))
     assert run.x.tolist() == pytest.approx([0.003, -0.003], rel=1e-6)
 
 
 def test_steps_that_a_method_shortens_are_shortened_by_as_much():
     """Delay-adaptive ASGD divides its step for old gradients; torch's SGD then makes the same steps as the plain one."""
-    method = dd.DelayAdaptiveASGD(lr=0.1)
-    plain, torchs = (dd.simulate(method, QUADRATIC, TWO, updates=40, optimizer=given) for given in (None, "SGD"))
+    method = dd.algorithms.DelayAdaptiveASGD(lr=0.1)
+    plain, torchs = (
+        dd.simulate(method, QUADRATIC, TWO, updates=40, server=dd.Server(optimizer=given)) for given in (None, "SGD")
+    )
     assert float((torchs.x - plain.x).abs().max()) <= drift(40, 0.1, 8) * 16  # no weight and no gradient is larger
 
 
-@pytest.mark.parametrize("method", [dd.AutoDuDe(), dd.FADAS(lr=0.05)])
+@pytest.mark.parametrize("method", [dd.AutoDuDe(), dd.algorithms.FADAS(lr=0.05)])
 def test_a_method_that_sets_its_own_step_takes_no_optimizer(method):
     for given in ({"optimizer": "AdamW"}, {"schedule": "ConstantLR"}):
         with pytest.raises(dd.BadInput, match=f"{type(method).__name__} takes no optimizer and no schedule: it"):
-            dd.simulate(method, QUADRATIC, TWO, updates=1, **given)
+            simulate(method, QUADRATIC, TWO, updates=1, **given)
 
 
 def net():
@@ -230,7 +233,9 @@ def warmed(optimizer):
 
 def test_groups_clipping_warm_up_and_cosine_are_those_of_torch_by_itself():
     problem, speeds = net(), dd.FixedSpeeds([1.0, 1.0, 1.0])
-    run = dd.simulate(dd.SyncSGD(lr=0.01), problem, speeds, updates=12, optimizer=decayed, schedule=warmed)
+    run = dd.simulate(
+        dd.SyncSGD(lr=0.01), problem, speeds, updates=12, server=dd.Server(optimizer=decayed, schedule=warmed)
+    )
     model = problem.model(problem.start(0)).train()
     params = list(model.parameters())
     groups = [[p for p in params if p.ndim > 1], [p for p in params if p.ndim <= 1]]
@@ -255,11 +260,11 @@ def test_a_run_with_groups_can_be_killed_resumed_and_replayed(tmp_path):
     problem, speeds = net(), dd.TruncatedNormalSpeeds(3, std=1.0)
     options = {"optimizer": decayed, "schedule": warmed}
     how = {"updates": 24, "checkpoint_every": 5, **options}
-    straight = dd.simulate(dd.DuDe(lr=0.01), problem, speeds, folder=tmp_path / "straight", **how)
+    straight = simulate(dd.DuDe(lr=0.01), problem, speeds, folder=tmp_path / "straight", **how)
     with pytest.raises(Killed):
-        dd.simulate(dd.DuDe(lr=0.01), problem, speeds, folder=tmp_path / "killed", watch=[kill_at(17)], **how)
-    assert differences(dd.resume(tmp_path / "killed", problem=problem, **options), straight) == []
-    assert dd.replay(tmp_path / "killed", problem, **options).same_bits
+        simulate(dd.DuDe(lr=0.01), problem, speeds, folder=tmp_path / "killed", watch=[kill_at(17)], **how)
+    assert differences(resume(tmp_path / "killed", problem=problem, **options), straight) == []
+    assert replay(tmp_path / "killed", problem, **options).same_bits
 
 
 def test_every_parameter_is_in_one_group():
@@ -273,7 +278,7 @@ def test_every_parameter_is_in_one_group():
         (lambda params: AdamW([{"params": params}]), r"the method's lr is 0.1, and the optimizer's own is 0.001"),
     ):
         with pytest.raises(dd.BadInput, match=message):
-            dd.simulate(dd.DuDe(lr=0.1), problem, speeds, updates=1, optimizer=given)
+            dd.simulate(dd.DuDe(lr=0.1), problem, speeds, updates=1, server=dd.Server(optimizer=given))
 
 
 @pytest.mark.parametrize("text", OPTIMIZERS)

@@ -21,6 +21,8 @@ from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
 from dualdelay.cli import main
+from dualdelay.core import Order
+from flat import simulate
 from own import Killed, Scaled, differences, kill_at, mlp, shards
 from tables import CASES, LR
 
@@ -49,7 +51,7 @@ class Bad(dd.Quadratic):
 class Sly(dd.VanillaASGD):
     """Replaces the weights without saying so, now and then."""
 
-    def step(self, s: dd.State, a: dd.Arrival) -> list[dd.Order]:
+    def step(self, s: dd.State, a: dd.Arrival) -> list[Order]:
         s.weights = s.weights + 0.1
         return [dd.send(a.worker)]
 
@@ -58,7 +60,7 @@ class Sly(dd.VanillaASGD):
 class Leaving(dd.VanillaASGD):
     """Writes into the weights when somebody leaves."""
 
-    def leave(self, s: dd.State, worker: int, held: Tensor | None = None) -> list[dd.Order]:
+    def leave(self, s: dd.State, worker: int, held: Tensor | None = None) -> list[Order]:
         s.weights.add_(1.0)
         return super().leave(s, worker, held)
 
@@ -67,7 +69,7 @@ class Leaving(dd.VanillaASGD):
 class Twice(dd.VanillaASGD):
     """Makes two updates of every arrival."""
 
-    def step(self, s: dd.State, a: dd.Arrival) -> list[dd.Order]:
+    def step(self, s: dd.State, a: dd.Arrival) -> list[Order]:
         s.descend(a.value, self.lr)
         s.descend(a.value, self.lr)
         return [dd.send(a.worker)]
@@ -77,13 +79,13 @@ def test_a_method_that_moves_the_model_without_a_new_version_is_refused() -> Non
     with pytest.raises(dd.BadInput, match=r"Sly.step replaced state.weights without a new version"):
         dd.simulate(Sly(LR), *CASES["q3"], updates=5)
     with pytest.raises(dd.BadInput, match=r"Leaving.leave wrote into state.x"):
-        dd.simulate(Leaving(LR), *CASES["q3"], updates=50, changes=[dd.leave(1, 3.5)])
+        simulate(Leaving(LR), *CASES["q3"], updates=50, changes=[dd.speeds.leave(1, 3.5)])
 
 
 def test_two_updates_in_one_step_skip_no_evaluation_and_no_checkpoint(tmp_path: Path) -> None:
     """Every fifth version came out as rows 0, 10, 20, 22."""
     options = {"updates": 22, "evaluate_every": 5, "checkpoint_every": 5, "keep": 99, "folder": tmp_path / "run"}
-    run = dd.simulate(Twice(LR), *CASES["q3"], **options)
+    run = simulate(Twice(LR), *CASES["q3"], **options)
     assert run.metrics.version.tolist() == [0, 6, 10, 16, 20, 22]
     assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 5  # after 6, 10, 16, 20 and 22
     for row in run.metrics.rows():
@@ -96,7 +98,7 @@ def test_two_updates_in_one_step_skip_no_evaluation_and_no_checkpoint(tmp_path: 
 def test_a_worker_that_sends_nan_leaves_if_that_was_said(tmp_path: Path) -> None:
     problem = Bad(CENTERS, noise=0.1)
     how: dict[str, Any] = {"updates": 60, "folder": tmp_path / "run", "checkpoint_every": 7}
-    run = dd.simulate(dd.DuDe(0.05), problem, THREE, on_nonfinite="leave", **how)
+    run = simulate(dd.DuDe(0.05), problem, THREE, on_nonfinite="leave", **how)
     assert [event["kind"] for event in run.trace.events] == ["rejected"] * 10 + ["left"]
     assert run.state.absent == {1} and run.faults == {"rejected": 10, "left": 1}
     assert "10 rejected, 1 left" in repr(run)
@@ -105,18 +107,18 @@ def test_a_worker_that_sends_nan_leaves_if_that_was_said(tmp_path: Path) -> None
     assert summary["faults"] == run.faults and summary["notes"] == list(run.notes)
     assert dd.replay(tmp_path / "run", problem).same_bits
     alone = dd.Quadratic([CENTERS[0], CENTERS[2]])
-    long = dd.simulate(dd.DuDe(0.1), Bad(CENTERS), THREE, updates=2000, on_nonfinite="leave")
+    long = dd.simulate(dd.DuDe(0.1), Bad(CENTERS), THREE, updates=2000, server=dd.Server(on_nonfinite="leave"))
     assert torch.allclose(long.x, alone.optimum(), atol=1e-9)  # the mean of those who stayed
 
 
 def test_a_run_killed_between_the_rejections_ends_the_same(tmp_path: Path) -> None:
     problem = Bad(CENTERS, noise=0.1)
     how: dict[str, Any] = {"updates": 60, "checkpoint_every": 1, "on_nonfinite": "leave"}
-    straight = dd.simulate(dd.DuDe(0.05), problem, THREE, folder=tmp_path / "straight", **how)
+    straight = simulate(dd.DuDe(0.05), problem, THREE, folder=tmp_path / "straight", **how)
     for count in (14, 20, 26):
         folder = tmp_path / str(count)
         with pytest.raises(Killed):
-            dd.simulate(dd.DuDe(0.05), problem, THREE, folder=folder, watch=[kill_at(count)], **how)
+            simulate(dd.DuDe(0.05), problem, THREE, folder=folder, watch=[kill_at(count)], **how)
         assert differences(dd.resume(folder, problem=problem), straight) == []
 
 
@@ -126,7 +128,7 @@ def test_a_method_without_a_rule_for_leaving_says_so_when_a_worker_has_to() -> N
         leave = dd.Algorithm.leave
 
     with pytest.raises(dd.RunFailed, match=r"worker 1 is gone .*number 10 in a row.*Stubborn would wait for it"):
-        dd.simulate(Stubborn(0.05), Bad(CENTERS), THREE, updates=60, on_nonfinite="leave")
+        dd.simulate(Stubborn(0.05), Bad(CENTERS), THREE, updates=60, server=dd.Server(on_nonfinite="leave"))
 
 
 # --- evaluations that have holes ---
@@ -148,14 +150,14 @@ def test_a_worker_whose_loss_becomes_nan_is_named_and_the_others_losses_are_kept
                 numbers, parts = {**numbers, "objective": math.nan}, {**parts, 1: {"loss": math.nan, "samples": 1}}
             return numbers, parts
 
-    run = dd.simulate(dd.DuDe(0.05), Turning(CENTERS), THREE, updates=20, evaluate_every=5)
+    run = dd.simulate(dd.DuDe(0.05), Turning(CENTERS), THREE, updates=20, evaluation=dd.Evaluation(every=5))
     assert any("the loss of worker 1 over its data is not finite" in note for note in run.notes)
     last = run.workers.version == 20
     assert np.isnan(run.workers.loss[last]).tolist() == [False, True, False]
 
 
 def test_every_row_says_how_many_answered_and_the_workers_own_losses_are_kept() -> None:
-    run = dd.simulate(dd.DuDe(LR), *CASES["noisy"], updates=9, evaluate_every=3)
+    run = dd.simulate(dd.DuDe(LR), *CASES["noisy"], updates=9, evaluation=dd.Evaluation(every=3))
     assert run.metrics.answered.tolist() == [4.0] * 4 and run.metrics.share.tolist() == [1.0] * 4
     assert list(run.workers) == ["time", "version", "worker", "loss", "samples"]
     assert run.workers.worker.tolist() == [0, 1, 2, 3] * 4
@@ -183,7 +185,14 @@ def test_what_a_run_that_was_stopped_early_returns_is_said() -> None:
     rising = dd.Quadratic([[0.0], [6.0], [12.0]])
     start = torch.tensor([6.1], dtype=torch.float64)
     stop = dd.EarlyStop(patience=2)
-    run = dd.simulate(dd.VanillaASGD(1.5), rising, THREE, updates=60, stop=stop, evaluate_every=1, start=start)
+    run = dd.simulate(
+        dd.VanillaASGD(1.5),
+        rising,
+        THREE,
+        updates=60,
+        evaluation=dd.Evaluation(early_stop=stop, every=1),
+        server=dd.Server(initial_weights=start),
+    )
     assert run.ended == "stop" and run.best is not None and run.best.version < run.version
     assert f"it returns its best, of version {run.best.version}" in repr(run)
     assert run.summary()["returned_version"] == run.best.version and "tensor" not in repr(run.best)
@@ -197,19 +206,19 @@ def test_a_metric_that_raises_is_refused_at_once_and_later_switched_off() -> Non
         raise KeyError("f1")
 
     with pytest.raises(dd.BadInput, match="metric 'f1' raised KeyError at the first model"):
-        dd.simulate(dd.DuDe(LR), *CASES["q3"], updates=5, metrics={"f1": broken})
+        dd.simulate(dd.DuDe(LR), *CASES["q3"], updates=5, evaluation=dd.Evaluation(metrics={"f1": broken}))
     calls: list[int] = []
 
     def later(model: Any) -> float:
         calls.append(1)
         return 1.0 if len(calls) < 3 else broken(model)
 
-    run = dd.simulate(dd.DuDe(LR), *CASES["q3"], updates=20, evaluate_every=5, metrics={"f1": later})
+    run = dd.simulate(dd.DuDe(LR), *CASES["q3"], updates=20, evaluation=dd.Evaluation(every=5, metrics={"f1": later}))
     assert run.version == 20 and len(calls) == 3
     assert run.metrics.f1[:2].tolist() == [1.0, 1.0] and np.isnan(run.metrics.f1[2:]).all()
     assert any("metric 'f1': KeyError: 'f1'; it was switched off at version 10" in note for note in run.notes)
     with pytest.raises(dd.BadInput, match="metrics has 1 for a name"):
-        dd.simulate(dd.DuDe(LR), *CASES["q3"], updates=5, metrics={1: later})
+        dd.simulate(dd.DuDe(LR), *CASES["q3"], updates=5, evaluation=dd.Evaluation(metrics={1: later}))
 
 
 @pytest.mark.parametrize("error", [ValueError("mine"), SystemExit(3)], ids=["exception", "exit"])
@@ -283,7 +292,7 @@ def test_the_shell_ends_with_130_after_sigterm(tmp_path: Path) -> None:
 
 def test_a_finished_run_is_loaded_without_its_problem(tmp_path: Path) -> None:
     problem = dd.Network(Scaled(), cross_entropy, shards(), 4)  # a scalar, a frozen parameter
-    run = dd.simulate(dd.DuDe(LR), problem, THREE, updates=20, folder=tmp_path / "run", evaluate_every=5)
+    run = dd.simulate(dd.DuDe(LR), problem, THREE, updates=20, folder=tmp_path / "run", evaluation=dd.Evaluation(every=5))
     loaded = dd.load(tmp_path / "run")
     assert loaded.problem is None and loaded.algorithm == dd.DuDe(LR)
     assert torch.equal(loaded.x, run.x) and loaded.version == 20 and loaded.ended == "updates"
@@ -294,7 +303,7 @@ def test_a_finished_run_is_loaded_without_its_problem(tmp_path: Path) -> None:
     assert loaded.metrics.objective.tolist() == run.metrics.objective.tolist()
     assert loaded.workers.loss.tolist() == run.workers.loss.tolist()
     assert loaded.trace.worker.tolist() == run.trace.worker.tolist() and loaded.delays == run.delays
-    assert loaded.summary()["updates"] == 20 and loaded.error == run.error
+    assert loaded.summary()["updates"] == 20 and loaded.audit == run.audit
 
 
 def test_tied_weights_are_loaded_under_all_their_names(tmp_path: Path) -> None:
@@ -318,7 +327,7 @@ def test_an_interrupted_run_has_a_model_and_can_be_a_start(tmp_path: Path) -> No
     problem, folder = network(), tmp_path / "run"
     with pytest.raises(Killed):
         how: dict[str, Any] = {"checkpoint_every": 5, "evaluate_every": 5}
-        dd.simulate(dd.DuDe(LR), problem, THREE, updates=40, folder=folder, watch=[kill_at(24)], **how)
+        simulate(dd.DuDe(LR), problem, THREE, updates=40, folder=folder, watch=[kill_at(24)], **how)
     loaded = dd.load(folder)
     assert loaded.ended == "interrupted" and loaded.version == 20
     assert loaded.metrics.version.tolist() == [0, 5, 10, 15, 20] and len(loaded.workers) == 15
@@ -326,7 +335,7 @@ def test_an_interrupted_run_has_a_model_and_can_be_a_start(tmp_path: Path) -> No
     mlp().load_state_dict(loaded.state_dict())
     checkpoint = sorted((folder / "checkpoints").iterdir())[-1]
     for start in (folder, checkpoint, loaded.state_dict(), loaded.x):
-        run = dd.simulate(dd.DuDe(LR), problem, THREE, updates=0, start=start)
+        run = dd.simulate(dd.DuDe(LR), problem, THREE, updates=0, server=dd.Server(initial_weights=start))
         assert torch.equal(run.x, loaded.x)
     with pytest.raises(dd.BadInput, match="is not the folder of a run"):
         dd.load(tmp_path)
@@ -351,7 +360,7 @@ def test_the_best_model_is_kept_whatever_comes_after(tmp_path: Path) -> None:
     seen: dict[int, Tensor] = {}
     watch = [lambda s, a: seen.setdefault(s.version, s.x.clone())]
     how: dict[str, Any] = {"updates": 60, "evaluate_every": 4, "keep_best": "objective", "checkpoint_every": 10}
-    run = dd.simulate(dd.DuDe(0.2), problem, speeds, folder=tmp_path / "run", watch=watch, **how)
+    run = simulate(dd.DuDe(0.2), problem, speeds, folder=tmp_path / "run", watch=watch, **how)
     best = int(np.argmin(run.metrics.objective))
     assert 0 < best < len(run.metrics) - 1
     assert run.best is not None and run.best.version == run.metrics.version[best]
@@ -361,7 +370,7 @@ def test_the_best_model_is_kept_whatever_comes_after(tmp_path: Path) -> None:
     loaded = dd.load(tmp_path / "run")
     assert torch.equal(loaded.best.x, run.best.x) and loaded.best.version == run.best.version
     with pytest.raises(Killed):
-        dd.simulate(dd.DuDe(0.2), problem, speeds, folder=tmp_path / "killed", watch=[kill_at(50)], **how)
+        simulate(dd.DuDe(0.2), problem, speeds, folder=tmp_path / "killed", watch=[kill_at(50)], **how)
     resumed = dd.resume(tmp_path / "killed")
     assert differences(resumed, run) == [] and torch.equal(resumed.best.x, run.best.x)
     assert (tmp_path / "killed" / "best.safetensors").read_bytes() == (tmp_path / "run" / "best.safetensors").read_bytes()
@@ -372,7 +381,14 @@ def test_the_best_model_is_kept_whatever_comes_after(tmp_path: Path) -> None:
 def test_early_stopping_returns_the_best_model(tmp_path: Path) -> None:
     problem, speeds = CASES["noisy"]
     stop = dd.EarlyStop(patience=3)
-    run = dd.simulate(dd.DuDe(0.2), problem, speeds, updates=3000, evaluate_every=2, stop=stop, folder=tmp_path / "run")
+    run = dd.simulate(
+        dd.DuDe(0.2),
+        problem,
+        speeds,
+        updates=3000,
+        evaluation=dd.Evaluation(every=2, early_stop=stop),
+        folder=tmp_path / "run",
+    )
     assert run.ended == "stop" and run.version > run.best.version
     assert torch.equal(run.x, run.best.x) and not torch.equal(run.x, run.state.x)
     assert problem.evaluate(run.x)["objective"] == run.metrics.objective.min()
@@ -380,7 +396,10 @@ def test_early_stopping_returns_the_best_model(tmp_path: Path) -> None:
     again = dd.replay(tmp_path / "run")
     assert again.same_bits and torch.equal(again.x, run.x)
     (joint,) = dd.sweep(
-        *({"algorithm": [dd.DuDe(0.2)]}, problem, speeds), batch=True, updates=3000, evaluate_every=2, stop=stop
+        *({"algorithm": [dd.DuDe(0.2)]}, problem, speeds),
+        compute=dd.Compute(batch=True),
+        updates=3000,
+        evaluation=dd.Evaluation(every=2, early_stop=stop),
     ).runs
     assert torch.equal(joint.x, run.x) and joint.best.version == run.best.version
 
@@ -394,13 +413,15 @@ def test_early_stopping_returns_the_best_model(tmp_path: Path) -> None:
 )
 def test_a_best_that_cannot_be_told_is_refused(given: str, message: str) -> None:
     with pytest.raises(dd.BadInput, match=message):
-        dd.simulate(dd.DuDe(LR), *CASES["q3"], updates=5, keep_best=given, metrics={"f1": lambda model: 1.0})
+        dd.simulate(
+            dd.DuDe(LR), *CASES["q3"], updates=5, evaluation=dd.Evaluation(best_by=given, metrics={"f1": lambda model: 1.0})
+        )
 
 
 def test_larger_is_better_if_that_is_said(tmp_path: Path) -> None:
     values = iter([0.1, 0.9, 0.5, 0.2])
     how: dict[str, Any] = {"metrics": {"f1": lambda model: next(values)}, "keep_best": "max f1"}
-    run = dd.simulate(dd.DuDe(LR), *CASES["q3"], updates=6, evaluate_every=2, **how)
+    run = simulate(dd.DuDe(LR), *CASES["q3"], updates=6, evaluate_every=2, **how)
     assert (run.best.version, run.best.value) == (2, 0.9)
     with pytest.raises(dd.BadInput, match="kept no best model"):
         dd.simulate(dd.DuDe(LR), *CASES["q3"], updates=1).state_dict(best=True)
@@ -413,7 +434,7 @@ def test_larger_is_better_if_that_is_said(tmp_path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Lossy(dd.Link):
+class Lossy(dd.speeds.Link):
     """A link that is slow for large messages."""
 
     def seconds(self, size: int) -> float:
@@ -422,15 +443,15 @@ class Lossy(dd.Link):
 
 def test_a_link_of_ones_own_is_simulated_and_given_again(tmp_path: Path) -> None:
     problem, speeds = CASES["noisy"]
-    run = dd.simulate(dd.DuDe(LR), problem, speeds, updates=20, link=Lossy(), folder=tmp_path / "run")
+    run = dd.simulate(dd.DuDe(LR), problem, dd.SimulatedFleet(speeds, link=Lossy()), updates=20, folder=tmp_path / "run")
     plain = dd.simulate(dd.DuDe(LR), problem, speeds, updates=20)
     assert run.time > plain.time + 1.0
     with pytest.raises(dd.BadInput, match=r"recorded link is a Lossy, .* dd.resume\(folder, link=...\)"):
         dd.resume(tmp_path / "run", updates=30)
-    longer = dd.resume(tmp_path / "run", updates=30, link=Lossy())
+    longer = dd.resume(tmp_path / "run", updates=30, speeds=dd.SimulatedFleet(None, link=Lossy()))
     assert (
         longer.trace.time.tolist()
-        == dd.simulate(dd.DuDe(LR), problem, speeds, updates=30, link=Lossy()).trace.time.tolist()
+        == dd.simulate(dd.DuDe(LR), problem, dd.SimulatedFleet(speeds, link=Lossy()), updates=30).trace.time.tolist()
     )
     assert dd.replay(tmp_path / "run").same_bits  # which needs no link
 

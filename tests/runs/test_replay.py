@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
+from dualdelay.core import Order
 from own import SCENARIOS, Scenario, bits, mlp, shards, three
 from tables import CASES, LR
 
@@ -137,7 +138,7 @@ class Method(dd.VanillaASGD):
 class Changed(Method):
     """The same method after somebody worked on it: version 17 comes from a step that is one part in 2**40 longer."""
 
-    def step(self, s: dd.State, a: dd.Arrival) -> list[dd.Order]:
+    def step(self, s: dd.State, a: dd.Arrival) -> list[Order]:
         s.descend(a.value, self.lr * (1 + 2.0**-40) if s.version == 16 else self.lr)
         return [dd.send(a.worker)]
 

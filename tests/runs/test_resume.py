@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dualdelay as dd
+from flat import resume, simulate
 from own import FILES, SCENARIOS, Killed, Scenario, bits, differences, kill_at
 from tables import ALGORITHMS, CASES, LR
 
@@ -97,7 +98,7 @@ for name in sys.argv[3:]:
 
 def murdered(name: str, place: str | Path, methods: dict) -> dd.Run:
     options = {"updates": 25, "checkpoint_every": 1, "evaluate_every": 10, "go_on": True}
-    return dd.simulate(methods[name], *CASES["noisy"], folder=Path(place) / name, **options)
+    return simulate(methods[name], *CASES["noisy"], folder=Path(place) / name, **options)
 
 
 def test_killed_by_the_system_at_random_moments_the_run_ends_with_the_same_bits(tmp_path: Path) -> None:
@@ -179,7 +180,7 @@ def test_with_larger_totals_a_run_equals_the_longer_one(k: int, name: str, tmp_p
     scenario = Scenario(ALGORITHMS[name], checkpoint_every=4, evaluate_seconds=1.5)
     straight = scenario.run(**long, folder=tmp_path / "straight")
     first = scenario.run(**short, folder=tmp_path / "run")
-    longer = dd.resume(tmp_path / "run", **long)
+    longer = resume(tmp_path / "run", **long)
     assert len(longer.trace) > len(first.trace)
     assert differences(longer, straight) == []
 

@@ -13,6 +13,8 @@ from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
 from dualdelay.cli import main
+from dualdelay.runs.names import label
+from flat import compare, sweep
 from helpers import drift
 from own import differences, mlp, shards
 
@@ -28,12 +30,12 @@ def by_label(table: dd.Sweep, seed: int) -> dict[str, dd.Run]:
 def test_one_seed_or_several_or_alone_a_run_is_the_same(batch: bool) -> None:
     problem, speeds = dd.Digits(workers=4, alpha=0.3, hidden=4), dd.TruncatedNormalSpeeds(4, std=2.0)
     options: dict[str, Any] = {"updates": 8, "batch": batch}
-    one = by_label(dd.compare(METHODS, problem, speeds, seed=1, **options), 1)
-    among = by_label(dd.compare(METHODS, problem, speeds, seeds=[1], **options), 1)
-    of_two = by_label(dd.compare(METHODS, problem, speeds, seeds=[0, 1], **options), 1)
+    one = by_label(compare(METHODS, problem, speeds, seed=1, **options), 1)
+    among = by_label(compare(METHODS, problem, speeds, seeds=[1], **options), 1)
+    of_two = by_label(compare(METHODS, problem, speeds, seeds=[0, 1], **options), 1)
     grid = {"algorithm": METHODS, "seed": [0, 1]}
-    swept = by_label(dd.sweep(grid, problem, speeds, **options), 1)
-    alone = {dd.label(m): dd.simulate(m, problem, speeds, updates=8, seed=1, batch=batch) for m in METHODS}
+    swept = by_label(sweep(grid, problem, speeds, **options), 1)
+    alone = {label(m): dd.simulate(m, problem, speeds, updates=8, seed=1, compute=dd.Compute(batch=batch)) for m in METHODS}
     for name, run in alone.items():
         for other in (one, among, of_two, swept):
             if batch:  # several runs in one call round otherwise
@@ -71,20 +73,20 @@ def test_a_seed_varies_the_minibatches_of_ones_own_network_and_who_has_one_keeps
 
 
 def test_what_does_not_vary_is_said_in_a_warning_and_in_the_notes() -> None:
-    network, recorded = dd.Network(mlp(), cross_entropy, shards(), 4), dd.RecordedSpeeds([[1.0, 2.0], [2.0], [4.0]])
+    network, recorded = dd.Network(mlp(), cross_entropy, shards(), 4), dd.speeds.RecordedSpeeds([[1.0, 2.0], [2.0], [4.0]])
     with pytest.warns(UserWarning, match=r"the problem .*the speeds \(RecordedSpeeds has no seed\)") as said:
         table = dd.compare([dd.DuDe(lr=0.05)], network, recorded, seeds=[0, 1], updates=3)
     assert len(said) == 1 and any("RecordedSpeeds has no seed" in note for note in table.notes)
     with pytest.warns(UserWarning, match="seed=3 of its own"):
         dd.compare([dd.DuDe(lr=0.05)], dd.Digits(workers=3, hidden=4, seed=3), THREE, seeds=[0, 1], updates=3)
     with pytest.warns(UserWarning, match="DriftingSpeeds was given seed=3 of its own"):
-        speeds = dd.DriftingSpeeds(dd.TruncatedNormalSpeeds(3, std=2.0), seed=3)
+        speeds = dd.speeds.DriftingSpeeds(dd.TruncatedNormalSpeeds(3, std=2.0), seed=3)
         dd.sweep({"algorithm": METHODS, "seed": [0, 1]}, dd.Digits(workers=3, hidden=4), speeds, updates=3)
 
 
 def test_one_seed_or_what_varies_is_warned_of_by_nobody() -> None:
     network = dd.Network(mlp(), cross_entropy, shards(), 4)
-    assert dd.compare([dd.DuDe(lr=0.05)], network, dd.RecordedSpeeds([[1.0], [2.0], [4.0]]), updates=3).notes == ()
+    assert dd.compare([dd.DuDe(lr=0.05)], network, dd.speeds.RecordedSpeeds([[1.0], [2.0], [4.0]]), updates=3).notes == ()
     digits, speeds = dd.Digits(workers=3, hidden=4), dd.TruncatedNormalSpeeds(3, std=2.0)
     assert dd.compare([dd.DuDe(lr=0.05)], digits, speeds, seeds=[0, 1], updates=3).notes == ()
     assert dd.compare([dd.DuDe(lr=0.05)], digits, THREE, seeds=[0, 1], updates=3).notes == ()  # fixed, as they say

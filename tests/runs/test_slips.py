@@ -16,6 +16,7 @@ import dualdelay as dd
 from dualdelay.analysis.figures import _looks
 from dualdelay.analysis.reports import sentence
 from dualdelay.cli import main
+from dualdelay.core import Order
 from own import mlp, shards
 
 QUAD = dd.Quadratic([[0.0, 1.0], [6.0, 2.0], [12.0, 3.0]])
@@ -33,7 +34,7 @@ class Pace(dd.SpeedModel):
         return self.scale if not isinstance(self.scale, float) else self.scale * (1 + worker)
 
 
-class Slower(dd.Link):
+class Slower(dd.speeds.Link):
     def seconds(self, size: int) -> Any:
         return self.extra
 
@@ -51,9 +52,9 @@ def test_other_speeds_or_another_link_of_one_s_own_are_not_taken_for_those_of_th
     with pytest.raises(dd.BadInput, match=r"recorded speeds is .*'1.0'.*'100.0'.*pass the same"):
         dd.resume(folder, speeds=Pace(100.0), updates=30)
     assert dd.resume(folder, speeds=Pace(1.0), updates=30).version == 30
-    dd.simulate(DUDE, QUAD, THREE, updates=20, link=Slower().with_extra(1.0), folder=tmp_path / "g")
+    dd.simulate(DUDE, QUAD, dd.SimulatedFleet(THREE, link=Slower().with_extra(1.0)), updates=20, folder=tmp_path / "g")
     with pytest.raises(dd.BadInput, match="recorded link"):
-        dd.resume(tmp_path / "g", link=Slower().with_extra(9.0), updates=30)
+        dd.resume(tmp_path / "g", updates=30, speeds=dd.SimulatedFleet(None, link=Slower().with_extra(9.0)))
 
 
 @pytest.mark.parametrize("value", [-1, math.nan, None, "long"])
@@ -61,7 +62,7 @@ def test_times_that_are_none_are_refused_with_the_name_of_who_gave_them(value: A
     with pytest.raises(dd.BadInput, match=r"Pace gave .* for job 0 of worker 0; expected seconds, zero or more"):
         dd.simulate(DUDE, QUAD, Pace(value), updates=3)
     with pytest.raises(dd.BadInput, match=r"Slower gave .* bytes; expected seconds, zero or more"):
-        dd.simulate(DUDE, QUAD, THREE, updates=3, link=Slower().with_extra(value))
+        dd.simulate(DUDE, QUAD, dd.SimulatedFleet(THREE, link=Slower().with_extra(value)), updates=3)
 
 
 def test_a_time_may_be_a_tensor_or_a_number_of_numpy(tmp_path: Path) -> None:
@@ -78,7 +79,7 @@ def test_speeds_without_a_number_of_workers_and_a_link_that_is_none_are_refused(
         dd.simulate(DUDE, QUAD, Countless(), updates=3)
     fast: Any = "fast"
     with pytest.raises(dd.BadInput, match=r"link is 'fast'; expected a dd\.Link"):
-        dd.simulate(DUDE, QUAD, THREE, updates=3, link=fast)
+        dd.simulate(DUDE, QUAD, dd.SimulatedFleet(THREE, link=fast), updates=3)
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class Own(dd.Algorithm[dd.State]):
             vars(state)["mean"] = torch.zeros_like(x)
         return state
 
-    def step(self, s: dd.State, a: dd.Arrival) -> list[dd.Order]:
+    def step(self, s: dd.State, a: dd.Arrival) -> list[Order]:
         if self.how == "in place":
             s.weights -= self.lr * a.value
             s.version += 1
@@ -118,7 +119,9 @@ class Own(dd.Algorithm[dd.State]):
 def test_a_method_that_goes_around_descend_is_refused(how: str, words: str) -> None:
     """It would change models in flight, an optimizer would be passed over, or a resumed run would forget."""
     with pytest.raises(dd.BadInput, match=words):
-        dd.simulate(Own(lr=0.1, how=how), QUAD, THREE, updates=5, optimizer="Adam" if how == "replaced" else None)
+        dd.simulate(
+            Own(lr=0.1, how=how), QUAD, THREE, updates=5, server=dd.Server(optimizer="Adam" if how == "replaced" else None)
+        )
     assert dd.simulate(Own(lr=0.1), QUAD, THREE, updates=5).version == 5
 
 
@@ -183,17 +186,26 @@ def test_models_that_give_a_dict_or_nothing_like_a_loss() -> None:
 
 
 def test_another_optimizer_than_the_recorded_one_is_refused(tmp_path: Path) -> None:
-    dd.simulate(DUDE, QUAD, THREE, updates=5, folder=tmp_path / "run", optimizer=lambda p, lr: torch.optim.AdamW(p, lr=lr))
+    dd.simulate(
+        DUDE,
+        QUAD,
+        THREE,
+        updates=5,
+        folder=tmp_path / "run",
+        server=dd.Server(optimizer=lambda p, lr: torch.optim.AdamW(p, lr=lr)),
+    )
     with pytest.raises(dd.BadInput, match="cannot go on from what was saved"):
         dd.resume(tmp_path / "run", updates=9, optimizer=lambda p, lr: torch.optim.SGD(p, lr=lr))
 
 
 def test_a_run_that_was_stopped_early_says_why_it_does_not_go_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     stop = dd.EarlyStop(target=1e9)
-    first = dd.simulate(DUDE, QUAD, THREE, updates=50, stop=stop, folder=tmp_path / "run", evaluate_every=1)
+    first = dd.simulate(
+        DUDE, QUAD, THREE, updates=50, evaluation=dd.Evaluation(early_stop=stop, every=1), folder=tmp_path / "run"
+    )
     again = dd.resume(tmp_path / "run", updates=100)
     assert again.version == first.version < 50 and "begin another run from it" in caplog.text
-    assert dd.simulate(DUDE, QUAD, THREE, updates=10, start=tmp_path / "run").version == 10
+    assert dd.simulate(DUDE, QUAD, THREE, updates=10, server=dd.Server(initial_weights=tmp_path / "run")).version == 10
 
 
 @pytest.mark.parametrize(
@@ -201,12 +213,20 @@ def test_a_run_that_was_stopped_early_says_why_it_does_not_go_on(tmp_path: Path,
     [
         (lambda method: dd.compare(method, QUAD, THREE, updates=3), r"expected a list of them: \[dd\.DuDe"),
         (lambda method: dd.compare([method, "dude"], QUAD, THREE, updates=3), r"expected a list of them"),
-        (lambda method: dd.compare([method], QUAD, THREE, updates=3, seeds=3), r"seeds is 3 .* seeds=\[0, 1, 2\]"),
-        (lambda method: dd.compare([method], QUAD, THREE, updates=3, seed=1, seeds=[2]), "seed 1"),
-        (lambda method: dd.simulate(method, QUAD, THREE, updates=3, metrics=[len]), "expected functions by name"),
+        (lambda method: dd.compare([method], QUAD, THREE, updates=3, seeds=1.5), r"seeds is 1.5.* seeds=\[0, 1, 2\]"),
+        (
+            lambda method: dd.simulate(method, QUAD, THREE, updates=3, evaluation=dd.Evaluation(metrics=[len])),
+            "expected functions by name",
+        ),
         (lambda method: dd.simulate(method, QUAD, THREE, updates=3, watch=print), r"expected a list of functions"),
-        (lambda method: dd.simulate(method, QUAD, THREE, updates=3, log=print), r"expected a list of functions"),
-        (lambda method: dd.simulate(method, QUAD, THREE, updates=3, stop=print), r"expected a dd\.EarlyStop"),
+        (
+            lambda method: dd.simulate(method, QUAD, THREE, updates=3, watch=dd.Reporting(log=print)),
+            r"expected a list of functions",
+        ),
+        (
+            lambda method: dd.simulate(method, QUAD, THREE, updates=3, evaluation=dd.Evaluation(early_stop=print)),
+            r"expected a dd\.EarlyStop",
+        ),
     ],
 )
 def test_natural_slips_get_one_clear_error(call: Any, words: str) -> None:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 import dualdelay as dd
 from dualdelay.engine.evaluation import NAMES
+from flat import simulate, sweep
 from helpers import by_seed
 from own import FILES, Cuts, Fresh, Killed, centers, three
 from tables import ALGORITHMS, CASES, LR
@@ -47,7 +48,7 @@ class Counted(dd.Quadratic):
 
 
 def swept(folder: Path | None = None, batch: bool = True, **options: Any) -> dd.Sweep:
-    return dd.sweep(GRID, by_seed(noisy), by_seed(pace), folder=folder, batch=batch, **{**ENDS, **options})
+    return sweep(GRID, by_seed(noisy), by_seed(pace), folder=folder, batch=batch, **{**ENDS, **options})
 
 
 def wrong(sweep: dd.Sweep, other: dd.Sweep) -> list[list[str]]:
@@ -69,7 +70,12 @@ def test_the_table_has_a_row_for_each_evaluation_and_names_its_run() -> None:
     problems = [digits(0.1), digits(0.5)]
     speeds = [dd.FixedSpeeds([1.0, 2.0, 3.0, 4.0]), dd.FixedSpeeds([4.0, 1.0, 1.0, 1.0])]
     grid = {"algorithm": [dd.DuDe(LR), dd.SyncSGD(LR)], "problem": problems, "speeds": speeds, "seed": [3, 4]}
-    sweep = dd.sweep(grid, updates=4, evaluate_every=2, batch=True, metrics={"one": lambda model: 1.0})
+    sweep = dd.sweep(
+        grid,
+        updates=4,
+        evaluation=dd.Evaluation(every=2, metrics={"one": lambda model: 1.0}),
+        compute=dd.Compute(batch=True),
+    )
     assert list(sweep)[:4] == ["algorithm", "seed", "problem", "speeds"]
     assert list(sweep)[4:] == [*NAMES, "one"]
     assert len(sweep.runs) == len(sweep.points) == 16
@@ -88,15 +94,17 @@ def test_problems_and_speeds_with_equal_names_are_told_apart(tmp_path: Path) -> 
     problems = [dd.Quadratic([[0.0], [float(c)], [2.0], [1.0]]) for c in (1, 5)]
     speeds = [dd.FixedSpeeds([1.0, 2.0, 3.0, 4.0]), dd.FixedSpeeds([1.0, 2.0, 3.0, 4.0])]
     grid = {"algorithm": [dd.DuDe(LR)], "problem": problems, "speeds": speeds}
-    joint = dd.sweep(grid, updates=9, batch=True, folder=tmp_path)
+    joint = dd.sweep(grid, updates=9, compute=dd.Compute(batch=True), folder=tmp_path)
     assert len({json.dumps(point) for point in joint.points}) == 4
     assert len({run.folder for run in joint.runs}) == len(list(tmp_path.iterdir())) == 4
-    assert wrong(joint, dd.sweep(grid, updates=9, batch=False)) == []
+    assert wrong(joint, dd.sweep(grid, updates=9, compute=dd.Compute(batch=False))) == []
     assert [float(run.problem.optimum()) for run in joint.runs] == [1.0, 1.0, 2.0, 2.0]
 
 
 def test_without_seeds_problem_and_speeds_are_as_they_were_given() -> None:
-    run = dd.sweep({"algorithm": [dd.DuDe(LR)], "lr": [LR, 0.1]}, noisy, pace, updates=9, batch=True, seed=5).runs[1]
+    run = dd.sweep(
+        {"algorithm": [dd.DuDe(LR)], "lr": [LR, 0.1]}, noisy, pace, updates=9, compute=dd.Compute(batch=True), seed=5
+    ).runs[1]
     assert run.problem is noisy
     assert unlike(run, dd.simulate(dd.DuDe(0.1), noisy, pace, updates=9, seed=5)) == []
 
@@ -104,8 +112,12 @@ def test_without_seeds_problem_and_speeds_are_as_they_were_given() -> None:
 def test_a_seed_names_problem_speeds_and_start_alike() -> None:
     grid = {"algorithm": [dd.DuDe(LR)], "seed": [0, 7]}
     speeds = replace(four, seed=None)
-    run = dd.sweep(grid, digits(0.5), speeds, updates=5, evaluate_every=5, batch=True).runs[1]
-    alone = dd.simulate(dd.DuDe(LR), digits(0.5, seed=7), replace(four, seed=7), seed=7, updates=5, evaluate_every=5)
+    run = dd.sweep(
+        grid, digits(0.5), speeds, updates=5, evaluation=dd.Evaluation(every=5), compute=dd.Compute(batch=True)
+    ).runs[1]
+    alone = dd.simulate(
+        dd.DuDe(LR), digits(0.5, seed=7), replace(four, seed=7), seed=7, updates=5, evaluation=dd.Evaluation(every=5)
+    )
     assert unlike(run, alone) == []
 
 
@@ -119,8 +131,8 @@ def test_the_report_grows_from_nothing_to_all(batch: bool) -> None:
 
     grid = {"algorithm": METHODS, "lr": [LR, 1e200, 0.05]}
     options = {"updates": 20, "evaluate_every": 1, "metrics": {"slow": slow}}
-    sweep = dd.sweep(grid, noisy, pace, batch=batch, report=lambda share, text: told.append(share), **options)
-    assert len(sweep.failed) == 4
+    made = sweep(grid, noisy, pace, batch=batch, report=lambda share, text: told.append(share), **options)
+    assert len(made.failed) == 4
     assert len(told) > 3
     assert told[-1] == 1.0
     assert told[0] < 0.3
@@ -133,7 +145,7 @@ def test_runs_that_take_more_memory_than_there_is_are_computed_in_parts(tmp_path
     grid, problem = {"algorithm": [dd.DuDe(LR)], "lr": [LR, 0.1]}, Counted(**noisy.settings)
     with warnings.catch_warnings(), pytest.raises(UserWarning, match="in 2 parts"):
         warnings.simplefilter("error")
-        dd.sweep(grid, problem, pace, batch=True, memory=1, folder=tmp_path / "none", **ENDS)
+        sweep(grid, problem, pace, batch=True, memory=1, folder=tmp_path / "none", **ENDS)
     assert Counted.taken == before  # it was said before the start
     assert not (tmp_path / "none").exists()
     with pytest.warns(UserWarning, match=r"16 runs .* in 16 parts") as said:
@@ -160,14 +172,13 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no problem": ({"algorithm": [dd.DuDe(LR)]}, {"problem": None}, "problem"),
     "no speeds": ({"algorithm": [dd.DuDe(LR)]}, {"speeds": None}, "speeds"),
     "a problem that is none": ({"algorithm": [dd.DuDe(LR)], "problem": ["digits"]}, {}, "problem"),
-    "an option that is none": ({"algorithm": [dd.DuDe(LR)]}, {"update": 5}, "'update'"),
     "no end": ({"algorithm": [dd.DuDe(LR)]}, {"updates": None}, "neither updates nor time"),
     "a device that is none": ({"algorithm": [dd.DuDe(LR)]}, {"device": "gpu"}, "device"),
     "a value that cannot be": ({"algorithm": [dd.DuDe(LR)], "lr": [LR, -1.0]}, {}, "lr"),
     "more than there are workers": ({"algorithm": [dd.DuDe(LR)], "wait_for": [1, 9]}, {}, "wait_for"),
     "a metric that is none to stop by": ({"algorithm": [dd.DuDe(LR)]}, {"stop": dd.EarlyStop("x", 1.0)}, "metric 'x'"),
     "a metric whose name is taken": ({"algorithm": [dd.DuDe(LR)]}, {"metrics": {"time": len}}, "columns already"),
-    "no rule for who leaves": ({"algorithm": [dd.DuDe(LR), Fresh(LR)]}, {"changes": [dd.leave(1, 2.0)]}, "no rule"),
+    "no rule for who leaves": ({"algorithm": [dd.DuDe(LR), Fresh(LR)]}, {"changes": [dd.speeds.leave(1, 2.0)]}, "no rule"),
     "speeds for others": ({"algorithm": [dd.DuDe(LR)], "speeds": [pace, dd.FixedSpeeds([1.0])]}, {}, "1 workers"),
 }
 
@@ -179,7 +190,7 @@ def test_what_cannot_be_is_refused_with_one_clear_error_and_nothing_is_written(n
     if name == "a device that is none":
         everything["batch"] = None
     with pytest.raises(dd.BadInput, match=match):
-        dd.sweep(grid, **everything)
+        sweep(grid, **everything)
     assert not (tmp_path / "sweep").exists()
 
 
@@ -211,7 +222,7 @@ def test_a_gradient_that_cannot_be_computed_fails_its_own_run_alone(kept: bool, 
     problems = [Broken([[0.0], [1.0], [2.0]], seed=seed) for seed in (8, 7, 9)]
     grid = {"algorithm": [dd.VanillaASGD(LR), dd.DuDe(LR)], "lr": [LR, 0.1], "problem": problems}
     options = {"updates": 20, "checkpoint_every": 3, "folder": tmp_path / "sweep" if kept else None}
-    joint = dd.sweep(grid, speeds=three, batch=True, **options)
+    joint = sweep(grid, speeds=three, batch=True, **options)
     alone = dd.sweep(grid, speeds=three, updates=20, checkpoint_every=3)
     assert joint.failed.keys() == alone.failed.keys() == {4, 5, 6, 7}
     assert [unlike(*pair) for pair in zip(joint.runs, alone.runs, strict=True)] == [[]] * 12
@@ -221,7 +232,9 @@ def test_a_gradient_that_cannot_be_computed_fails_its_own_run_alone(kept: bool, 
 @pytest.mark.filterwarnings("ignore:the runs could not be computed side by side")
 def test_a_gradient_that_cannot_be_computed_is_said_to_be_its_own_workers() -> None:
     problems = [Broken([[0.0], [1.0], [2.0]], seed=seed) for seed in (8, 7)]
-    joint = dd.sweep({"algorithm": [dd.VanillaASGD(LR)], "problem": problems}, speeds=three, batch=True, updates=20)
+    joint = dd.sweep(
+        {"algorithm": [dd.VanillaASGD(LR)], "problem": problems}, speeds=three, compute=dd.Compute(batch=True), updates=20
+    )
     assert joint.failed == {1: "worker 1 could not compute its job number 3: the disk is gone"}
 
 
@@ -234,7 +247,13 @@ def test_gradients_of_a_wrong_shape_are_rejected_as_in_single_runs() -> None:
 
 def test_if_no_run_comes_to_its_end_that_is_an_error() -> None:
     with pytest.raises(dd.RunFailed, match="no run came to its end"):
-        dd.sweep({"algorithm": [dd.VanillaASGD(1e200)], "lr": [1e200, 1e201]}, noisy, pace, updates=30, batch=True)
+        dd.sweep(
+            {"algorithm": [dd.VanillaASGD(1e200)], "lr": [1e200, 1e201]},
+            noisy,
+            pace,
+            updates=30,
+            compute=dd.Compute(batch=True),
+        )
 
 
 # --- folders ---
@@ -260,11 +279,11 @@ def test_each_run_has_a_folder_of_its_own_with_what_a_single_run_leaves_there(tm
 @pytest.mark.parametrize("method", METHODS, ids=["dude", "dude workers", "uniform", "fedbuff"])
 def test_each_run_can_be_extended_by_itself(method: dd.Algorithm[Any], tmp_path: Path) -> None:
     grid = {"algorithm": [method], "lr": [LR, 0.05, 1e200], "seed": [0, 1]}
-    short = dd.sweep(grid, by_seed(noisy), by_seed(pace), folder=tmp_path, batch=True, **ENDS)
+    short = sweep(grid, by_seed(noisy), by_seed(pace), folder=tmp_path, batch=True, **ENDS)
     for run in short.runs[:4]:
         speeds = replace(pace, seed=run.problem.seed)
         longer = {**ENDS, "updates": 35, "seed": run.problem.seed}
-        straight = dd.simulate(run.algorithm, run.problem, speeds, **longer)
+        straight = simulate(run.algorithm, run.problem, speeds, **longer)
         assert unlike(dd.resume(run.folder, updates=35), straight) == []
 
 
@@ -272,8 +291,8 @@ def test_each_run_can_be_extended_by_itself(method: dd.Algorithm[Any], tmp_path:
 def test_each_run_with_a_network_can_be_extended_by_itself(tmp_path: Path) -> None:
     grid = {"algorithm": [dd.DuDe(LR)], "lr": [LR, 0.1], "problem": [digits(0.1), digits(0.5)]}
     options = {"evaluate_every": 6, "checkpoint_every": 4}
-    for run in dd.sweep(grid, speeds=four, updates=10, folder=tmp_path, batch=True, **options).runs:
-        straight = dd.simulate(run.algorithm, run.problem, four, updates=20, **options)
+    for run in sweep(grid, speeds=four, updates=10, folder=tmp_path, batch=True, **options).runs:
+        straight = simulate(run.algorithm, run.problem, four, updates=20, **options)
         assert unlike(dd.resume(run.folder, updates=20), straight) == []
 
 
@@ -281,9 +300,9 @@ def test_the_same_sweep_again_computes_no_gradient(tmp_path: Path) -> None:
     problem = Counted(**noisy.settings)
     grid = {"algorithm": METHODS, "lr": [LR, 0.1], "seed": [0, 1]}
     where = by_seed(problem), by_seed(pace)
-    first = dd.sweep(grid, *where, folder=tmp_path, batch=True, **ENDS)
+    first = sweep(grid, *where, folder=tmp_path, batch=True, **ENDS)
     before, contents = Counted.taken, {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    again = dd.sweep(grid, *where, folder=tmp_path, batch=True, **ENDS)
+    again = sweep(grid, *where, folder=tmp_path, batch=True, **ENDS)
     assert Counted.taken == before > 0
     assert wrong(again, first) == []
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == contents
@@ -293,25 +312,25 @@ def test_a_larger_grid_in_the_same_folder_computes_what_is_new_alone(tmp_path: P
     small = {"algorithm": [dd.DuDe(LR)], "lr": [LR, 0.1]}
     large = {"algorithm": [dd.DuDe(LR), dd.VanillaASGD(LR)], "lr": [0.05, LR, 0.1]}
     problem = Counted(**noisy.settings)
-    dd.sweep(small, problem, pace, folder=tmp_path, batch=True, **ENDS)
+    sweep(small, problem, pace, folder=tmp_path, batch=True, **ENDS)
     before = Counted.taken
-    joint = dd.sweep(large, problem, pace, folder=tmp_path, batch=True, **ENDS)
+    joint = sweep(large, problem, pace, folder=tmp_path, batch=True, **ENDS)
     new = Counted.taken - before
     assert new <= sum(len(joint.runs[k].trace) + 4 for k in (0, 3, 4, 5))
-    assert wrong(joint, dd.sweep(large, problem, pace, batch=False, **ENDS)) == []
+    assert wrong(joint, sweep(large, problem, pace, batch=False, **ENDS)) == []
 
 
 def test_another_sweep_in_the_same_folder_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     grid = {"algorithm": METHODS[:2], "lr": [LR, 0.1]}
     place = {"problem": noisy, "speeds": pace, "folder": tmp_path, "batch": True, **ENDS}
-    dd.sweep(grid, **place)
+    sweep(grid, **place)
     before = written(tmp_path)
     for other in ({"updates": 30}, {"on_nonfinite": "stop"}, {"evaluate_every": 5}):
         with pytest.raises(dd.BadInput, match="another configuration"):
-            dd.sweep(grid, **{**place, **other})
+            sweep(grid, **{**place, **other})
     new = {**grid, "algorithm": [dd.SyncSGD(LR), *METHODS[:2]]}
     with pytest.raises(dd.BadInput, match="another configuration"):
-        dd.sweep(new, **{**place, "updates": 30})
+        sweep(new, **{**place, "updates": 30})
     assert written(tmp_path) == before
 
 
@@ -319,16 +338,16 @@ def test_runs_that_stop_early_are_kept_and_not_computed_again(tmp_path: Path) ->
     problem = Counted(**noisy.settings)
     grid = {"algorithm": [dd.DuDe(LR)], "lr": [0.002, 0.02, 0.05, 0.1]}
     options = {"updates": 40, "evaluate_every": 3, "checkpoint_every": 7, "stop": dd.EarlyStop(target=3.3)}
-    first = dd.sweep(grid, problem, pace, folder=tmp_path, batch=True, **options)
+    first = sweep(grid, problem, pace, folder=tmp_path, batch=True, **options)
     before = Counted.taken
-    again = dd.sweep(grid, problem, pace, folder=tmp_path, batch=True, **options)
+    again = sweep(grid, problem, pace, folder=tmp_path, batch=True, **options)
     assert Counted.taken == before
     assert [run.ended for run in again.runs] == ["updates", "stop", "stop", "stop"]
     for run, other in zip(first.runs, again.runs, strict=True):
         assert run.trace.fingerprint.tobytes() == other.trace.fingerprint.tobytes()
         assert all(np.array_equal(run.metrics[name], other.metrics[name], equal_nan=True) for name in run.metrics)
         assert (run.time, run.version) == (other.time, other.version)
-        assert unlike(run, dd.simulate(run.algorithm, problem, pace, **options)) == []
+        assert unlike(run, simulate(run.algorithm, problem, pace, **options)) == []
 
 
 # --- sweeps that were stopped ---
@@ -360,13 +379,13 @@ def stopped(tmp_path: Path, problem: dd.Problem = noisy, grid: Any = SMALL, **op
     metric = images(tmp_path / "straight", tmp_path / "images", [14, 20, 26, 31, 36, 41])
     (tmp_path / "images").mkdir()
     options["metrics"] = {"image": metric}
-    straight = dd.sweep(grid, problem, pace, folder=tmp_path / "straight", batch=True, **options)
+    straight = sweep(grid, problem, pace, folder=tmp_path / "straight", batch=True, **options)
     return straight, sorted((tmp_path / "images").iterdir())
 
 
 def gone_on(folder: Path, problem: dd.Problem = noisy, grid: Any = SMALL, **options: Any) -> dd.Sweep:
     options = {"updates": 14, "evaluate_every": 2, "checkpoint_every": 1, "keep": 3, **options}
-    return dd.sweep(grid, problem, pace, folder=folder, batch=True, metrics={"image": nothing}, **options)
+    return sweep(grid, problem, pace, folder=folder, batch=True, metrics={"image": nothing}, **options)
 
 
 @pytest.fixture(scope="module")
@@ -409,8 +428,8 @@ def test_runs_that_have_the_same_losses_when_they_are_saved_go_on_together(tmp_p
     grid = {"algorithm": [dd.VanillaASGD(LR)], "lr": [LR, 0.1]}
     (tmp_path / "images").mkdir()
     metric = images(tmp_path / "run", tmp_path / "images", [14])
-    straight = dd.sweep(grid, noisy, slow, folder=tmp_path / "run", metrics={"image": metric}, **options)
-    again = dd.sweep(grid, noisy, slow, folder=tmp_path / "images" / "14", metrics={"image": nothing}, **options)
+    straight = sweep(grid, noisy, slow, folder=tmp_path / "run", metrics={"image": metric}, **options)
+    again = sweep(grid, noisy, slow, folder=tmp_path / "images" / "14", metrics={"image": nothing}, **options)
     assert wrong(again, straight) == []
 
 
@@ -461,9 +480,9 @@ def test_a_sweep_broken_off_in_the_middle_of_an_evaluation_ends_as_one_never_sto
 ) -> None:
     options = {"updates": 14, "checkpoint_every": 5, "folder": tmp_path, "batch": True, **schedule}
     with pytest.raises(Killed):
-        dd.sweep(SMALL, noisy, pace, metrics={"image": raising(number, Killed)}, **options)
-    again = dd.sweep(SMALL, noisy, pace, metrics={"image": nothing}, **options)
-    assert wrong(again, dd.sweep(SMALL, noisy, pace, metrics={"image": nothing}, **{**options, "folder": None})) == []
+        sweep(SMALL, noisy, pace, metrics={"image": raising(number, Killed)}, **options)
+    again = sweep(SMALL, noisy, pace, metrics={"image": nothing}, **options)
+    assert wrong(again, sweep(SMALL, noisy, pace, metrics={"image": nothing}, **{**options, "folder": None})) == []
 
 
 @pytest.mark.parametrize("number", [9, 30])
@@ -478,10 +497,10 @@ def test_ctrl_c_saves_where_the_runs_are_and_the_same_sweep_goes_on(number: int,
     problem = Counted(**noisy.settings)
     options = {"updates": 14, "evaluate_every": 2, "checkpoint_every": 10**6, "batch": True}
     with pytest.raises(KeyboardInterrupt, match="saved"):
-        dd.sweep(SMALL, problem, pace, folder=tmp_path, metrics={"image": interrupt}, **options)
+        sweep(SMALL, problem, pace, folder=tmp_path, metrics={"image": interrupt}, **options)
     assert len(list(tmp_path.glob("*/checkpoints/*.safetensors"))) == 6 - len(list(tmp_path.glob("*/result.json")))
-    straight = dd.sweep(SMALL, problem, pace, metrics={"image": nothing}, **options)
-    again = dd.sweep(SMALL, problem, pace, folder=tmp_path, metrics={"image": nothing}, **options)
+    straight = sweep(SMALL, problem, pace, metrics={"image": nothing}, **options)
+    again = sweep(SMALL, problem, pace, folder=tmp_path, metrics={"image": nothing}, **options)
     assert wrong(again, straight) == []
 
 
@@ -498,17 +517,17 @@ def test_runs_left_by_their_group_at_other_moments_are_not_taken_for_one_schedul
     problem = Mortal([[0.0, 1.0], [40.0, 0.0], [2.0, 60.0]], noise=0.5)
     grid = {"algorithm": [dd.VanillaASGD(LR)], "lr": [0.1, 0.05, 0.03]}
     options = {"updates": 30, "evaluate_every": 50, "checkpoint_every": 1, "batch": True, "keep": 40}
-    straight = dd.sweep(grid, problem, three, **{**options, "batch": False})
+    straight = sweep(grid, problem, three, **{**options, "batch": False})
     assert sum(run.rejected > 0 for run in straight.runs) >= 2
     regrouped = 0
     for left in (92, 104, 116):
         folder, Mortal.left = tmp_path / f"{left}", left
         try:
-            dd.sweep(grid, problem, three, folder=folder, **options)
+            sweep(grid, problem, three, folder=folder, **options)
         except Killed:
             regrouped += len(list(folder.glob("*/result.json"))) <= 1
         Mortal.left = 10**9
-        assert wrong(dd.sweep(grid, problem, three, folder=folder, **options), straight) == [], f"killed at gradient {left}"
+        assert wrong(sweep(grid, problem, three, folder=folder, **options), straight) == [], f"killed at gradient {left}"
     assert regrouped >= 1
 
 
@@ -542,7 +561,16 @@ while True:
 
 def murdered(folder: Path | None) -> dd.Sweep:
     grid = {"algorithm": METHODS[:3], "lr": [LR, 0.05]}
-    return dd.sweep(grid, noisy, pace, folder=folder, batch=True, updates=20, evaluate_every=4, checkpoint_every=2)
+    return dd.sweep(
+        grid,
+        noisy,
+        pace,
+        folder=folder,
+        compute=dd.Compute(batch=True),
+        updates=20,
+        evaluation=dd.Evaluation(every=4),
+        checkpoint_every=2,
+    )
 
 
 def test_killed_by_the_system_again_and_again_a_sweep_ends_as_one_never_stopped(tmp_path: Path) -> None:
@@ -562,12 +590,12 @@ def test_killed_by_the_system_again_and_again_a_sweep_ends_as_one_never_stopped(
 
 def test_a_run_that_diverged_is_kept_in_its_folder_as_a_single_one_is(tmp_path: Path) -> None:
     grid = {"algorithm": [dd.VanillaASGD(LR)], "lr": [LR, 1e200, 0.05]}
-    joint = dd.sweep(grid, noisy, pace, folder=tmp_path / "joint", batch=True, **ENDS)
-    alone = dd.sweep(grid, noisy, pace, folder=tmp_path / "alone", **ENDS)
+    joint = sweep(grid, noisy, pace, folder=tmp_path / "joint", batch=True, **ENDS)
+    alone = sweep(grid, noisy, pace, folder=tmp_path / "alone", **ENDS)
     assert joint.failed == alone.failed != {}
     assert wrong(joint, alone) == []
-    again = dd.sweep(grid, noisy, pace, folder=tmp_path / "joint", batch=True, **ENDS)
-    assert wrong(again, dd.sweep(grid, noisy, pace, folder=tmp_path / "alone", **ENDS)) == []
+    again = sweep(grid, noisy, pace, folder=tmp_path / "joint", batch=True, **ENDS)
+    assert wrong(again, sweep(grid, noisy, pace, folder=tmp_path / "alone", **ENDS)) == []
 
 
 def test_every_method_in_a_killed_sweep_ends_as_in_one_never_stopped(tmp_path: Path) -> None:
@@ -575,8 +603,8 @@ def test_every_method_in_a_killed_sweep_ends_as_in_one_never_stopped(tmp_path: P
     options = {"updates": 12, "evaluate_every": 3, "checkpoint_every": 4, "batch": True}
     (tmp_path / "images").mkdir()
     metric = images(tmp_path / "run", tmp_path / "images", [55])
-    straight = dd.sweep(grid, noisy, pace, folder=tmp_path / "run", metrics={"image": metric}, **options)
+    straight = sweep(grid, noisy, pace, folder=tmp_path / "run", metrics={"image": metric}, **options)
     (image,) = (tmp_path / "images").iterdir()
-    assert wrong(dd.sweep(grid, noisy, pace, folder=image, metrics={"image": nothing}, **options), straight) == []
+    assert wrong(sweep(grid, noisy, pace, folder=image, metrics={"image": nothing}, **options), straight) == []
     run = straight.runs[0]
     assert torch.equal(run.x, dd.resume(run.folder, metrics={"image": nothing}).x)

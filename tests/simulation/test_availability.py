@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 import dualdelay as dd
 from dualdelay.cli import main
 from dualdelay.runs.names import describe, rebuild
-from dualdelay.runs.naming import seeded_speeds
+from dualdelay.runs.seeds import seeded_speeds
 from dualdelay.simulation.availability import SPEEDS, Absence, AwaySpeeds, dropouts, on_off, told
 from dualdelay.simulation.paces import BurstySpeeds, DriftingSpeeds
+from flat import simulate
 from helpers import audit, rounding, unlike
 from own import Holes, Scenario, bits, centers, differences
 from tables import CASES, LR
@@ -31,7 +32,7 @@ from tables import CASES, LR
 few = settings(deadline=None, max_examples=60, derandomize=True)
 eighths = st.integers(0, 160).map(lambda k: k / 8)
 fixed = dd.FixedSpeeds([1.0, 2.0, 4.0])
-chance = dd.ExponentialSpeeds([1.0, 0.5, 3.0, 1.5], seed=1)
+chance = dd.speeds.ExponentialSpeeds([1.0, 0.5, 3.0, 1.5], seed=1)
 GONE = [(2, 9.0, math.inf)]  # in q3 worker 2 ends jobs at 4 and 8, and never its third
 
 
@@ -65,19 +66,19 @@ def test_a_job_takes_its_work_and_the_time_away_inside_it(absences: list[Any], w
 def test_models_of_pace_in_one_another_act_at_once_in_any_order(absences: list[Any], work: float, start: float) -> None:
     plain, change = dd.FixedSpeeds([work]), ([3.0, 7.5], [[1.0], [2.0], [0.5]])
     inside, outside = (
-        AwaySpeeds(dd.ChangingSpeeds(plain, *change), absences),
-        dd.ChangingSpeeds(AwaySpeeds(plain, absences), *change),
+        AwaySpeeds(dd.speeds.ChangingSpeeds(plain, *change), absences),
+        dd.speeds.ChangingSpeeds(AwaySpeeds(plain, absences), *change),
     )
     assert inside.seconds(0, 0, start) == outside.seconds(0, 0, start)
     # in the time that only passes while the worker is there, pace and work are those of a worker that never is away
-    once = AwaySpeeds(dd.ChangingSpeeds(plain, [3.0], [[1.0], [2.0]]), [(0, 1.0, 3.0)])
+    once = AwaySpeeds(dd.speeds.ChangingSpeeds(plain, [3.0], [[1.0], [2.0]]), [(0, 1.0, 3.0)])
     assert once.seconds(0, 0, 0.0) == (work if work <= 1 else 3 + 2 * (work - 1))
 
 
 def test_a_job_that_ends_with_its_stretch_but_for_rounding_ends_there() -> None:
     # 4.6 * 5.6 is above the room by one bit, and 4.6 - room / 5.6 is zero: there is nothing left to wait for
     room = math.nextafter(4.6 * 5.6, 0.0)
-    slow = dd.ChangingSpeeds(dd.FixedSpeeds([4.6]), [room], [[5.6], [1.0]])
+    slow = dd.speeds.ChangingSpeeds(dd.FixedSpeeds([4.6]), [room], [[5.6], [1.0]])
     assert room < 4.6 * 5.6
     assert AwaySpeeds(slow, [(0, room, None)]).seconds(0, 0) == room
 
@@ -86,16 +87,16 @@ def test_absences_that_touch_are_one_and_their_order_does_not_matter() -> None:
     one = AwaySpeeds(fixed, [(1, 5.0, 6.0), (0, 2.0, 3.0), (0, 1.0, 2.0), (0, 3.0, None)])
     assert one.absences == ((0, 1.0, None), (1, 5.0, 6.0))
     assert one == AwaySpeeds(fixed, [Absence(0, 1.0), Absence(1, 5.0, 6.0)])
-    assert told([(0, 1.0, 2.0), (0, 2.0, 3.0)]) == [dd.leave(0, 1.0), dd.join(0, 3.0)]
+    assert told([(0, 1.0, 2.0), (0, 2.0, 3.0)]) == [dd.speeds.leave(0, 1.0), dd.speeds.join(0, 3.0)]
 
 
 def test_who_is_away_from_the_start_joins_late_and_who_never_comes_never_joins() -> None:
     assert told([(0, 0.0, 5.0), (1, 0.0, None), (2, 3.0, math.inf)]) == [
-        dd.leave(1, 0.0),
-        dd.leave(2, 3.0),
-        dd.join(0, 5.0),
+        dd.speeds.leave(1, 0.0),
+        dd.speeds.leave(2, 3.0),
+        dd.speeds.join(0, 5.0),
     ]
-    run = dd.simulate(dd.VanillaASGD(LR), *CASES["q3"], time=12.0, changes=told([(0, 0.0, 5.0), (1, 0.0, None)]))
+    run = simulate(dd.VanillaASGD(LR), *CASES["q3"], time=12.0, changes=told([(0, 0.0, 5.0), (1, 0.0, None)]))
     assert run.trace.time[run.trace.worker == 0].tolist() == [6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0]
     assert 1 not in run.trace.worker
     assert run.state.n == 2
@@ -118,7 +119,7 @@ def test_both_meanings_agree_about_who_is_away_when(seed: int) -> None:
             assert away == away_by_changes(changes, worker, time)
             assert away == any(a <= time < (b or math.inf) for w, a, b in absences if w == worker)
     for options in ({"speeds": speeds}, {"speeds": chance, "changes": changes}):
-        trace = dd.simulate(dd.VanillaASGD(LR), CASES["noisy"][0], **options, time=60.0).trace
+        trace = simulate(dd.VanillaASGD(LR), CASES["noisy"][0], **options, time=60.0).trace
         assert len(trace) > 20
         inside = [(t, w) for t, w in zip(trace.time, trace.worker, strict=True) if away_by_changes(changes, w, t)]
         assert inside == []
@@ -128,10 +129,10 @@ def test_both_meanings_agree_about_who_is_away_when(seed: int) -> None:
 @pytest.mark.parametrize("method", [dd.DuDe(LR), dd.DuDe(LR, wait_for=3, memory="workers"), dd.VanillaASGD(LR)])
 def test_methods_that_let_workers_go_live_with_workers_that_come_and_go(method: Any) -> None:
     changes = told(on_off(4, 3.0, 9.0, 200.0))  # at times nobody is there
-    run = dd.simulate(method, CASES["noisy"][0], chance, time=200.0, changes=changes)
+    run = dd.simulate(method, CASES["noisy"][0], dd.SimulatedFleet(chance, changes=changes), time=200.0)
     assert run.ended == "time"
     assert run.version > 30
-    assert run.error is None or run.error <= audit(run)
+    assert run.audit is None or run.audit <= audit(run)
 
 
 def test_on_and_off_have_their_means_from_the_first_moment() -> None:
@@ -216,7 +217,7 @@ NEUTRAL: dict[str, Callable[[dd.SpeedModel], dd.SpeedModel]] = {
     "factor 1": lambda inner: BurstySpeeds(inner, usual=0.7, burst=0.4, factor=1.0),
     "never away": lambda inner: AwaySpeeds(inner, []),
     "away later": lambda inner: AwaySpeeds(inner, [(0, 1e6, 2e6), (3, 1e7, None)]),
-    "the same pace": lambda inner: dd.ChangingSpeeds(inner, [0.3, 0.7, 1.1], [[1.0] * 4] * 4),
+    "the same pace": lambda inner: dd.speeds.ChangingSpeeds(inner, [0.3, 0.7, 1.1], [[1.0] * 4] * 4),
     "all": lambda inner: AwaySpeeds(DriftingSpeeds(BurstySpeeds(inner, 0.7, 0.4, 1.0), 0.0, 0.3), []),
 }
 
@@ -252,7 +253,7 @@ def test_the_order_of_questions_does_not_change_the_answers(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_in_a_world_twice_as_slow_everything_takes_exactly_twice_as_long(name: str) -> None:
-    slow = dd.ExponentialSpeeds([2.0, 1.0, 6.0, 3.0], seed=1)
+    slow = dd.speeds.ExponentialSpeeds([2.0, 1.0, 6.0, 3.0], seed=1)
     one = dd.simulate(dd.DuDe(LR), CASES["noisy"][0], MODELS[name](), updates=80)
     two = dd.simulate(dd.DuDe(LR), CASES["noisy"][0], MODELS[name](slow, 2.0), updates=80)
     assert (2 * one.trace.time == two.trace.time).all()
@@ -334,7 +335,7 @@ def test_who_waits_for_somebody_that_never_comes_back_says_so(name: str, tmp_pat
     speeds = AwaySpeeds(fixed, GONE)
     for options in ({"updates": 50}, {"time": 500.0}):
         with pytest.raises(dd.RunFailed, match=rf"{type(method).__name__} waits for worker 2, who") as first:
-            dd.simulate(method, CASES["q3"][0], speeds, **options)
+            simulate(method, CASES["q3"][0], speeds, **options)
     assert f"at time {now:g}, after {version} updates" in str(first.value)
     with pytest.raises(dd.RunFailed):
         dd.simulate(method, CASES["q3"][0], speeds, updates=50, folder=tmp_path / "run")
@@ -356,7 +357,7 @@ def test_methods_that_do_not_wait_go_on_without_it() -> None:
     # who is never heard of again counts with its last gradient; who left does not count at all
     limit = dd.simulate(dd.DuDe(2.0**-6), CASES["q3"][0], AwaySpeeds(fixed, [(2, 4.0)]), updates=3000).x
     assert float(limit) == pytest.approx(9.0, abs=1e-9)
-    left = dd.simulate(dd.DuDe(2.0**-6), CASES["q3"][0], fixed, updates=3000, changes=told([(2, 4.0)])).x
+    left = dd.simulate(dd.DuDe(2.0**-6), CASES["q3"][0], dd.SimulatedFleet(fixed, changes=told([(2, 4.0)])), updates=3000).x
     assert float(left) == pytest.approx(3.0, abs=1e-9)
 
 
@@ -375,9 +376,9 @@ def test_jobs_behind_one_that_never_ends_never_end(method: Any) -> None:
 
 
 def test_a_worker_whose_job_never_ends_is_freed_by_leaving() -> None:
-    changes = [dd.leave(2, 20.0), dd.join(2, 30.0)]
+    changes = [dd.speeds.leave(2, 20.0), dd.speeds.join(2, 30.0)]
     speeds = AwaySpeeds(fixed, [(2, 9.0, 25.0), (2, 34.5, None)])
-    run = dd.simulate(dd.VanillaASGD(LR), CASES["q3"][0], speeds, time=60.0, changes=changes)
+    run = dd.simulate(dd.VanillaASGD(LR), CASES["q3"][0], dd.SimulatedFleet(speeds, changes=changes), time=60.0)
     assert run.trace.time[run.trace.worker == 2].tolist() == [4.0, 8.0, 34.0]
 
 
@@ -393,19 +394,19 @@ def parquet(path: Path, **columns: Any) -> Path:
 
 def test_measured_times_are_read_in_their_order(tmp_path: Path) -> None:
     plain = write(tmp_path / "a.csv", "worker,seconds,site\n1,4,x\n0,1.5,y\n0,2,\n")
-    assert dd.RecordedSpeeds(plain).times == ((1.5, 2.0), (4.0,))
+    assert dd.speeds.RecordedSpeeds(plain).times == ((1.5, 2.0), (4.0,))
     drawn = write(tmp_path / "b.CSV", "draw,worker,seconds\n1,0,2\n0,0,1.5\n7,1,4\n")
-    assert dd.RecordedSpeeds(str(drawn)).times == ((1.5, 2.0), (4.0,))
+    assert dd.speeds.RecordedSpeeds(str(drawn)).times == ((1.5, 2.0), (4.0,))
     whole = parquet(tmp_path / "c.parquet", worker=[1, 0, 0], seconds=[4.0, 1.5, 2.0])
-    assert dd.RecordedSpeeds(whole).times == ((1.5, 2.0), (4.0,))
-    assert describe(dd.RecordedSpeeds(whole)) == {"name": "recorded", "times": [[1.5, 2.0], [4.0]]}
+    assert dd.speeds.RecordedSpeeds(whole).times == ((1.5, 2.0), (4.0,))
+    assert describe(dd.speeds.RecordedSpeeds(whole)) == {"name": "recorded", "times": [[1.5, 2.0], [4.0]]}
 
 
 @pytest.mark.parametrize("name", ["exponential", *MODELS])
 def test_a_runs_own_trace_gives_its_schedule_again(name: str, tmp_path: Path) -> None:
     speeds = chance if name == "exponential" else MODELS[name]()
     run = dd.simulate(dd.VanillaASGD(LR), CASES["noisy"][0], speeds, updates=150, folder=tmp_path / "run")
-    read = dd.RecordedSpeeds(tmp_path / "run" / "trace.parquet")
+    read = dd.speeds.RecordedSpeeds(tmp_path / "run" / "trace.parquet")
     again = dd.simulate(dd.VanillaASGD(LR), CASES["noisy"][0], read, updates=150)
     for worker in range(4):
         mine, theirs = (r.trace.time[r.trace.worker == worker].tolist() for r in (run, again))
@@ -420,7 +421,7 @@ def test_a_runs_own_trace_gives_its_schedule_again(name: str, tmp_path: Path) ->
 def test_a_folder_does_not_need_the_file_that_its_times_came_from(tmp_path: Path) -> None:
     times = write(tmp_path / "times.csv", "worker,seconds\n0,1\n1,2\n2,4\n")
     gone = write(tmp_path / "gone.csv", "worker,start,end\n0,3,5.5\n2,9,\n")
-    speeds = AwaySpeeds(dd.RecordedSpeeds(times), gone)
+    speeds = AwaySpeeds(dd.speeds.RecordedSpeeds(times), gone)
     run = dd.simulate(dd.VanillaASGD(LR), CASES["q3"][0], speeds, updates=20, folder=tmp_path / "run")
     times.unlink()
     gone.unlink()
@@ -461,7 +462,7 @@ def test_a_bad_file_of_times_is_refused_with_its_row(name: str, tmp_path: Path) 
     text, words = RECORDED[name]
     path = write(tmp_path / "times.csv", text)
     with pytest.raises(dd.BadInput) as error:
-        dd.RecordedSpeeds(path)
+        dd.speeds.RecordedSpeeds(path)
     assert words in str(error.value)
     assert str(path) in str(error.value)
 
@@ -494,7 +495,7 @@ def test_a_bad_file_of_absences_is_refused_with_its_row(name: str, tmp_path: Pat
 
 
 WRONG: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "no file": (lambda path: dd.RecordedSpeeds(path / "none.csv"), "there is no file"),
+    "no file": (lambda path: dd.speeds.RecordedSpeeds(path / "none.csv"), "there is no file"),
     "no kind of file": (lambda path: told("away"), "'away' is no file that can be read; expected the name of a .csv"),
     "no parquet file": (lambda path: told(write(path / "a.parquet", "worker")), "damaged or no parquet file"),
     "a date": (lambda path: told(parquet(path / "b.parquet", worker=[0], start=["x"], end=[1])), "row 1: start is 'x'"),
@@ -553,7 +554,7 @@ def test_every_model_can_be_named_on_the_shell(tmp_path: Path, capsys: pytest.Ca
     gone = write(tmp_path / "away.csv", "worker,start,end\n0,3,5.5\n2,9,\n")
     normal = dd.TruncatedNormalSpeeds(3, std=2.0, seed=5)
     texts = {
-        f"recorded[times={times}]": dd.RecordedSpeeds([[1.0], [2.0], [4.0]]),
+        f"recorded[times={times}]": dd.speeds.RecordedSpeeds([[1.0], [2.0], [4.0]]),
         f"away[speeds=fixed[times=[1,2,4]],absences={gone}]": AwaySpeeds(fixed, gone),
         "away[speeds=truncated_normal[std=2],absences=[(0,3,5.5),(2,9,None)]]": AwaySpeeds(normal, gone),
         "drifting[speeds=truncated_normal[std=2],spread=0.3]": DriftingSpeeds(normal, 0.3, seed=5),

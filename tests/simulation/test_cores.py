@@ -15,12 +15,13 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, TensorDataset
 
 import dualdelay as dd
+from flat import simulate
 from own import Fresh, Jittered, Killed, differences, kill_at, mlp, shards
 from tables import ALGORITHMS, CASES, LR
 
 pytestmark = pytest.mark.usefixtures("own_methods")
 
-SPEEDS = dd.ExponentialSpeeds([0.5, 1.0, 2.0, 1.0], seed=5)
+SPEEDS = dd.speeds.ExponentialSpeeds([0.5, 1.0, 2.0, 1.0], seed=5)
 
 
 def net(**options: Any) -> dd.Network:
@@ -30,9 +31,9 @@ def net(**options: Any) -> dd.Network:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_number_of_cores_changes_no_bit(name: str) -> None:
     options: dict[str, Any] = {"updates": 9, "evaluate_every": 6}
-    alone = dd.simulate(ALGORITHMS[name], net(), SPEEDS, cores=1, **options)
+    alone = simulate(ALGORITHMS[name], net(), SPEEDS, cores=1, **options)
     for cores in (2, 3, 5):
-        assert differences(dd.simulate(ALGORITHMS[name], net(), SPEEDS, cores=cores, **options), alone) == [], cores
+        assert differences(simulate(ALGORITHMS[name], net(), SPEEDS, cores=cores, **options), alone) == [], cores
 
 
 @pytest.mark.numeric
@@ -40,24 +41,27 @@ def test_local_steps_of_a_network_may_be_taken_on_several_cores() -> None:
     before, during = threading.active_count(), []
     watch = [lambda s, a: during.append(threading.active_count())]
     problem = dd.LocalSteps(net(), k=3, lr=0.1)
-    alone = dd.simulate(dd.DuDe(LR), problem, SPEEDS, updates=12, cores=1)
-    assert differences(dd.simulate(dd.DuDe(LR), problem, SPEEDS, updates=12, cores=3, watch=watch), alone) == []
+    alone = dd.simulate(dd.DuDe(LR), problem, SPEEDS, updates=12, compute=dd.Compute(cores=1))
+    assert (
+        differences(dd.simulate(dd.DuDe(LR), problem, SPEEDS, updates=12, compute=dd.Compute(cores=3), watch=watch), alone)
+        == []
+    )
     assert set(during) == {before + 2}
 
 
 def test_jobs_that_are_cancelled_do_not_disturb() -> None:
-    alone = dd.simulate(Fresh(LR), net(), SPEEDS, updates=40, cores=1)
+    alone = dd.simulate(Fresh(LR), net(), SPEEDS, updates=40, compute=dd.Compute(cores=1))
     assert len(alone.trace) < alone.trace.draw.max() * 4  # some were
     for cores in (2, 5):
-        assert differences(dd.simulate(Fresh(LR), net(), SPEEDS, updates=40, cores=cores), alone) == []
+        assert differences(dd.simulate(Fresh(LR), net(), SPEEDS, updates=40, compute=dd.Compute(cores=cores)), alone) == []
 
 
 def test_workers_that_leave_and_join_do_not_disturb() -> None:
-    changes = (dd.leave(1, 4.0), dd.leave(0, 6.0), dd.join(1, 7.0))
+    changes = (dd.speeds.leave(1, 4.0), dd.speeds.leave(0, 6.0), dd.speeds.join(1, 7.0))
     options: dict[str, Any] = {"updates": 40, "changes": changes}
-    alone = dd.simulate(dd.DuDe(LR), net(), SPEEDS, cores=1, **options)
+    alone = simulate(dd.DuDe(LR), net(), SPEEDS, cores=1, **options)
     assert [event["kind"] for event in alone.trace.events] == ["left", "left", "joined"]
-    assert differences(dd.simulate(dd.DuDe(LR), net(), SPEEDS, cores=3, **options), alone) == []
+    assert differences(simulate(dd.DuDe(LR), net(), SPEEDS, cores=3, **options), alone) == []
 
 
 class Gaps(dd.Network):
@@ -71,9 +75,9 @@ class Gaps(dd.Network):
 @pytest.mark.parametrize("name", ["dude workers", "shuffled"])
 def test_gradients_that_are_not_finite_are_retried_the_same(name: str) -> None:
     problem = Gaps(mlp(), cross_entropy, shards(4), 4)
-    alone = dd.simulate(ALGORITHMS[name], problem, SPEEDS, updates=30, cores=1)
+    alone = dd.simulate(ALGORITHMS[name], problem, SPEEDS, updates=30, compute=dd.Compute(cores=1))
     assert sum(event["kind"] == "rejected" for event in alone.trace.events) > 2
-    assert differences(dd.simulate(ALGORITHMS[name], problem, SPEEDS, updates=30, cores=3), alone) == []
+    assert differences(dd.simulate(ALGORITHMS[name], problem, SPEEDS, updates=30, compute=dd.Compute(cores=3)), alone) == []
 
 
 class Breaks(dd.Network):
@@ -100,7 +104,14 @@ def test_an_error_in_another_thread_is_that_of_its_job_and_comes_when_it_is_due(
     problem = Breaks(mlp(), cross_entropy, shards(4), 4).arm(3, 0)
     speeds = dd.FixedSpeeds([1.0, 1.5, 2.0, 3.2])
     with pytest.raises(dd.RunFailed, match=r"worker 3 could not compute its job number 0: no data in Thread-") as caught:
-        dd.simulate(dd.VanillaASGD(LR), problem, speeds, updates=50, cores=2, watch=[lambda s, a: seen.append(a.worker)])
+        dd.simulate(
+            dd.VanillaASGD(LR),
+            problem,
+            speeds,
+            updates=50,
+            compute=dd.Compute(cores=2),
+            watch=[lambda s, a: seen.append(a.worker)],
+        )
     assert isinstance(caught.value.__cause__, ValueError)
     assert seen == [0, 1, 2, 0, 1, 0]  # all that arrived before second 3.2
     assert threading.enumerate() == before
@@ -110,10 +121,10 @@ def test_an_error_in_a_job_that_is_cancelled_is_nobodys() -> None:
     """Worker 3's first job is cancelled after four updates; only the other thread was ever given it."""
     problem = Breaks(mlp(), cross_entropy, shards(4), 4).arm(3, 0)
     speeds = dd.FixedSpeeds([1.0, 1.0, 1.0, 50.0])
-    run = dd.simulate(Fresh(LR), problem, speeds, updates=12, cores=2)
+    run = dd.simulate(Fresh(LR), problem, speeds, updates=12, compute=dd.Compute(cores=2))
     assert problem.failed.is_set()
     sound = dd.Network(mlp(), cross_entropy, shards(4), 4)
-    assert differences(run, dd.simulate(Fresh(LR), sound, speeds, updates=12, cores=1)) == []
+    assert differences(run, dd.simulate(Fresh(LR), sound, speeds, updates=12, compute=dd.Compute(cores=1))) == []
 
 
 def raising(error: BaseException, at: int) -> Callable[[dd.State, dd.Arrival], None]:
@@ -134,20 +145,28 @@ def test_a_run_leaves_no_threads_however_it_ends(cores: int, tmp_path: Path) -> 
         dd.DuDe(LR),
         *(net(), SPEEDS),
         updates=5,
-        cores=cores,
+        compute=dd.Compute(cores=cores),
         watch=[lambda s, a: during.append(threading.active_count())],
     )
     assert set(during) == {len(before) + cores - 1}
     assert threading.enumerate() == before
     for error in (KeyboardInterrupt(), ValueError("enough"), Killed()):
         with pytest.raises(type(error)):
-            dd.simulate(dd.DuDe(LR), net(), SPEEDS, updates=50, cores=cores, watch=[raising(error, 7)])
+            dd.simulate(dd.DuDe(LR), net(), SPEEDS, updates=50, compute=dd.Compute(cores=cores), watch=[raising(error, 7)])
         assert threading.enumerate() == before
     with pytest.raises(dd.BadInput, match="no rule"):
-        dd.simulate(Fresh(LR), net(), SPEEDS, updates=5, cores=cores, changes=[dd.leave(1, 1.0)])
+        dd.simulate(
+            Fresh(LR),
+            net(),
+            dd.SimulatedFleet(SPEEDS, changes=[dd.speeds.leave(1, 1.0)]),
+            updates=5,
+            compute=dd.Compute(cores=cores),
+        )
     folder = tmp_path / "run"
     with pytest.raises(Killed):
-        dd.simulate(dd.DuDe(LR), net(), SPEEDS, updates=20, cores=cores, folder=folder, watch=[kill_at(9)])
+        dd.simulate(
+            dd.DuDe(LR), net(), SPEEDS, updates=20, compute=dd.Compute(cores=cores), folder=folder, watch=[kill_at(9)]
+        )
     dd.resume(folder, problem=net(), cores=cores)
     dd.replay(folder, net())
     assert threading.enumerate() == before
@@ -181,9 +200,12 @@ ALONE: dict[str, Callable[[], dd.Problem]] = {
 def test_problems_that_must_be_alone_use_one_core(name: str) -> None:
     before, during = threading.active_count(), []
     problem = ALONE[name]()
-    alone = dd.simulate(dd.DuDe(LR), problem, SPEEDS, updates=6, cores=1)
+    alone = dd.simulate(dd.DuDe(LR), problem, SPEEDS, updates=6, compute=dd.Compute(cores=1))
     watch = [lambda s, a: during.append(threading.active_count())]
-    assert differences(dd.simulate(dd.DuDe(LR), problem, SPEEDS, updates=6, cores=4, watch=watch), alone) == []
+    assert (
+        differences(dd.simulate(dd.DuDe(LR), problem, SPEEDS, updates=6, compute=dd.Compute(cores=4), watch=watch), alone)
+        == []
+    )
     assert set(during) == {before}
 
 
@@ -199,7 +221,7 @@ def test_datasets_that_a_function_builds_are_read_by_one_thread(tmp_path: Path) 
         return dd.Network(mlp(), cross_entropy, build, 4, workers=4)
 
     folder = tmp_path / "run"
-    dd.simulate(dd.DuDe(LR), problem(), SPEEDS, updates=4, cores=4, folder=folder)
+    dd.simulate(dd.DuDe(LR), problem(), SPEEDS, updates=4, compute=dd.Compute(cores=4), folder=folder)
     dd.resume(folder, updates=20, problem=problem(), cores=4)
     assert set().union(*(data.readers for data in built)) == {threading.main_thread()}
 
@@ -217,9 +239,19 @@ def test_tensors_that_a_function_builds_are_built_once_for_all_threads(tmp_path:
     def problem() -> dd.Network:
         return dd.Network(mlp(), cross_entropy, build, 4, workers=4)
 
-    straight = dd.simulate(dd.DuDe(LR), problem(), SPEEDS, updates=12, cores=1, evaluate_every=50)
+    straight = dd.simulate(
+        dd.DuDe(LR), problem(), SPEEDS, updates=12, compute=dd.Compute(cores=1), evaluation=dd.Evaluation(every=50)
+    )
     folder = tmp_path / "run"
-    dd.simulate(dd.DuDe(LR), problem(), SPEEDS, updates=2, cores=1, folder=folder, evaluate_every=50)
+    dd.simulate(
+        dd.DuDe(LR),
+        problem(),
+        SPEEDS,
+        updates=2,
+        compute=dd.Compute(cores=1),
+        folder=folder,
+        evaluation=dd.Evaluation(every=50),
+    )
     built.clear()
     resumed = dd.resume(folder, updates=12, problem=problem(), cores=4)
     assert sorted(built) == [0, 1, 2, 3]
@@ -230,18 +262,18 @@ def test_tensors_that_a_function_builds_are_built_once_for_all_threads(tmp_path:
 def test_a_number_of_cores_that_cannot_be_is_refused(cores: Any) -> None:
     for problem in (net(), CASES["noisy"][0]):
         with pytest.raises(dd.BadInput, match="cores"):
-            dd.simulate(dd.DuDe(LR), problem, SPEEDS, updates=1, cores=cores)
+            dd.simulate(dd.DuDe(LR), problem, SPEEDS, updates=1, compute=dd.Compute(cores=cores))
 
 
 @pytest.mark.numeric
 @pytest.mark.parametrize("name", ["dude two", "shuffled"])
 def test_a_run_may_go_on_with_another_number_of_cores(name: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"updates": 20, "checkpoint_every": 3}
-    straight = dd.simulate(ALGORITHMS[name], net(), SPEEDS, cores=1, folder=tmp_path / "straight", **options)
+    straight = simulate(ALGORITHMS[name], net(), SPEEDS, cores=1, folder=tmp_path / "straight", **options)
     for first, second in ((1, 3), (3, 2)):
         folder = tmp_path / f"{first} {second}"
         with pytest.raises(Killed):
-            dd.simulate(ALGORITHMS[name], net(), SPEEDS, cores=first, folder=folder, watch=[kill_at(13)], **options)
+            simulate(ALGORITHMS[name], net(), SPEEDS, cores=first, folder=folder, watch=[kill_at(13)], **options)
         assert differences(dd.resume(folder, problem=net(), cores=second), straight) == []
         assert torch.equal(dd.replay(folder, net()).x, straight.x)
 

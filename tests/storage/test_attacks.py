@@ -24,9 +24,11 @@ from torch import Tensor
 
 import dualdelay as dd
 from dualdelay.cli import main
+from dualdelay.core import Order
 from dualdelay.storage.files import Damaged, json_digest, load_record, save_record
 from dualdelay.storage.folder import FORMAT, Folder
 from dualdelay.storage.locks import Lock
+from flat import resume, simulate
 from own import Killed, Scenario, differences, kill_at
 from tables import LR
 
@@ -64,7 +66,7 @@ def test_a_folder_in_use_is_refused_by_the_name_of_its_process_until_that_is_kil
         assert stop.value.code == 2 and f"process {process.pid}" in capsys.readouterr().err
         with pytest.raises(dd.BadInput, match="is in use"):
             dd.simulate(
-                dd.DuDe(0.05), QUADRATIC, THREE, updates=40, checkpoint_every=5, folder=tmp_path / "run", go_on=True
+                dd.DuDe(0.05), QUADRATIC, THREE, updates=40, folder=dd.Saving(tmp_path / "run", every=5, go_on=True)
             )
         assert dd.load(tmp_path / "run").ended == "interrupted"  # who only reads needs no lock
         assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
@@ -205,14 +207,14 @@ def test_remains_of_a_process_that_died_while_it_created_the_folder_are_removed(
 
 def test_a_sweep_does_not_touch_a_run_that_another_process_has(tmp_path: Path) -> None:
     grid = {"algorithm": [dd.DuDe(LR)], "lr": [0.1, 0.05]}
-    first = dd.sweep(grid, QUADRATIC, THREE, folder=tmp_path, batch=True, updates=9)
+    first = dd.sweep(grid, QUADRATIC, THREE, folder=tmp_path, compute=dd.Compute(batch=True), updates=9)
     for run in first.runs:
         (run.folder / "result.json").unlink()
     lock = Lock(first.runs[1].folder)
     with pytest.raises(dd.BadInput, match="is in use by process"):
-        dd.sweep(grid, QUADRATIC, THREE, folder=tmp_path, batch=True, updates=9)
+        dd.sweep(grid, QUADRATIC, THREE, folder=tmp_path, compute=dd.Compute(batch=True), updates=9)
     lock.release()
-    again = dd.sweep(grid, QUADRATIC, THREE, folder=tmp_path, batch=True, updates=9)
+    again = dd.sweep(grid, QUADRATIC, THREE, folder=tmp_path, compute=dd.Compute(batch=True), updates=9)
     assert [differences(one, other) for one, other in zip(again.runs, first.runs, strict=True)] == [[], []]
 
 
@@ -237,7 +239,7 @@ class Own(dd.Algorithm[Sums]):
     def init(self, x: Tensor, n: int, rng: dd.Draws) -> Sums:
         return Sums(weights=x, n=n, total=torch.zeros_like(x), each=[torch.zeros_like(x) for _ in range(n)], seen=set())
 
-    def step(self, s: Sums, a: dd.Arrival) -> list[dd.Order]:
+    def step(self, s: Sums, a: dd.Arrival) -> list[Order]:
         s.seen.add(s.version)
         s.total += a.value
         if self.careless:
@@ -260,7 +262,7 @@ def trouble(at: int, what: str) -> Callable[[Any], Any]:
         if s.version == at:
             if what == "raises":
                 raise ZeroDivisionError("in the step")
-            return {"no list": 3, "no order": [3], "nobody": [dd.send(9)], "never sent": [dd.Order("fly", 0)]}[what]
+            return {"no list": 3, "no order": [3], "nobody": [dd.send(9)], "never sent": [Order("fly", 0)]}[what]
         return None
 
     return happens
@@ -285,10 +287,10 @@ def test_a_step_that_fails_half_way_is_taken_back_and_all_before_it_is_saved(
     what: str, optimizer: Any, own_step: Any, tmp_path: Path
 ) -> None:
     how = {**WITH, "optimizer": optimizer}
-    straight = dd.simulate(Own(0.05), QUADRATIC, THREE, folder=tmp_path / "straight", **how)
+    straight = simulate(Own(0.05), QUADRATIC, THREE, folder=tmp_path / "straight", **how)
     own_step(trouble(33, what))
     with pytest.raises((ZeroDivisionError, dd.BadInput)) as caught:
-        dd.simulate(Own(0.05), QUADRATIC, THREE, folder=tmp_path / "run", **how)
+        simulate(Own(0.05), QUADRATIC, THREE, folder=tmp_path / "run", **how)
     assert "It is saved after 32 updates; go on with dd.resume" in str(caught.value.__notes__)
     kept = dd.load(tmp_path / "run")
     assert kept.version == len(kept.trace) == 32 and kept.ended == "failed" and "it could not go on" in kept.notes[-1]
@@ -337,10 +339,10 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("at", [2, 5, 9])
 def test_an_evaluation_that_fails_is_made_when_the_run_goes_on(when: str, at: int, tmp_path: Path) -> None:
     how = {"updates": 60, "checkpoint_every": 1000, **SCHEDULES[when]}
-    straight = dd.simulate(dd.DuDe(LR), STUMBLES, THREE, folder=tmp_path / "straight", **how)
+    straight = simulate(dd.DuDe(LR), STUMBLES, THREE, folder=tmp_path / "straight", **how)
     Stumbles.left = at
     with pytest.raises(OSError, match="No space") as caught:
-        dd.simulate(dd.DuDe(LR), STUMBLES, THREE, folder=tmp_path / "run", **how)
+        simulate(dd.DuDe(LR), STUMBLES, THREE, folder=tmp_path / "run", **how)
     assert "It is saved after" in str(caught.value.__notes__)
     assert (tmp_path / "run" / "failed.json").exists() and dd.load(tmp_path / "run").ended == "failed"
     assert differences(dd.resume(tmp_path / "run", problem=STUMBLES), straight) == []
@@ -349,9 +351,9 @@ def test_an_evaluation_that_fails_is_made_when_the_run_goes_on(when: str, at: in
 def test_a_watch_function_that_fails_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
     how: dict[str, Any] = {"updates": 60, "checkpoint_every": 1000, "folder": tmp_path / "run"}
     with pytest.raises(ZeroDivisionError) as caught:
-        dd.simulate(dd.DuDe(LR), QUADRATIC, THREE, watch=[lambda state, arrival: 1 // (31 - state.version)], **how)
+        simulate(dd.DuDe(LR), QUADRATIC, THREE, watch=[lambda state, arrival: 1 // (31 - state.version)], **how)
     assert "It is saved after 31 updates; go on with dualdelay resume" in str(caught.value.__notes__)
-    straight = dd.simulate(dd.DuDe(LR), QUADRATIC, THREE, **{**how, "folder": tmp_path / "straight"})
+    straight = simulate(dd.DuDe(LR), QUADRATIC, THREE, **{**how, "folder": tmp_path / "straight"})
     assert differences(dd.resume(tmp_path / "run"), straight) == []
 
 
@@ -385,7 +387,13 @@ def test_a_column_with_another_name_or_fewer_rows_is_found(name: str, tmp_path: 
 
 
 def test_no_flipped_bit_of_a_trace_s_events_passes(tmp_path: Path) -> None:
-    run = dd.simulate(dd.FedFix(LR, period=2.0), QUADRATIC, THREE, updates=6, folder=tmp_path / "run", changes=[])
+    run = dd.simulate(
+        dd.algorithms.FedFix(LR, period=2.0),
+        QUADRATIC,
+        dd.SimulatedFleet(THREE, changes=[]),
+        updates=6,
+        folder=tmp_path / "run",
+    )
     path = run.folder / "trace.parquet"
     good = path.read_bytes()
     found = 0
@@ -450,9 +458,9 @@ def test_no_file_of_another_run_is_taken_for_this_one_s(tmp_path: Path) -> None:
     """Whole files all of them, of a run that differs in its lr alone, finished or not."""
     how: dict[str, Any] = {"updates": 30, "checkpoint_every": 10, "keep_best": "objective"}
     for name, lr in (("one", 0.1), ("other", 0.05)):
-        dd.simulate(dd.DuDe(lr), QUADRATIC, THREE, folder=tmp_path / name, **how)
+        simulate(dd.DuDe(lr), QUADRATIC, THREE, folder=tmp_path / name, **how)
         with pytest.raises(Killed):
-            dd.simulate(dd.DuDe(lr), QUADRATIC, THREE, folder=tmp_path / f"{name} killed", watch=[kill_at(28)], **how)
+            simulate(dd.DuDe(lr), QUADRATIC, THREE, folder=tmp_path / f"{name} killed", watch=[kill_at(28)], **how)
     straight, tried = dd.load(tmp_path / "one").x, 0
     for kind in ("", " killed"):
         one, other = tmp_path / f"one{kind}", tmp_path / f"other{kind}"
@@ -479,7 +487,9 @@ def test_no_file_of_another_run_is_taken_for_this_one_s(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["emptied", "removed"])
 def test_a_finished_run_without_its_checkpoints_is_loaded_and_not_begun_anew(how: str, tmp_path: Path) -> None:
-    run = dd.simulate(dd.DuDe(LR), QUADRATIC, THREE, updates=30, folder=tmp_path / "run", keep_best="objective")
+    run = dd.simulate(
+        dd.DuDe(LR), QUADRATIC, THREE, updates=30, folder=tmp_path / "run", evaluation=dd.Evaluation(best_by="objective")
+    )
     before = known(dd.load(run.folder))
     shutil.rmtree(run.folder / "checkpoints")
     if how == "emptied":
@@ -489,21 +499,25 @@ def test_a_finished_run_without_its_checkpoints_is_loaded_and_not_begun_anew(how
     files = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
     for more in ({}, {"updates": 60}):
         with pytest.raises(dd.BadInput, match=r"checkpoints of .* are missing.* dd.load gives it"):
-            dd.resume(run.folder, **more)
+            resume(run.folder, **more)
     assert {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()} == files
     assert dd.replay(run.folder).same_bits
-    assert dd.simulate(dd.DuDe(LR), QUADRATIC, THREE, updates=0, start=run.folder).x.equal(run.x)
+    assert dd.simulate(dd.DuDe(LR), QUADRATIC, THREE, updates=0, server=dd.Server(initial_weights=run.folder)).x.equal(
+        run.x
+    )
 
 
 def test_of_a_run_that_was_stopped_early_the_model_is_left_without_its_checkpoints(tmp_path: Path) -> None:
     stop = dd.EarlyStop(patience=2)
     how: dict[str, Any] = {"updates": 400, "evaluate_every": 5, "stop": stop, "folder": tmp_path / "run"}
-    run = dd.simulate(dd.DuDe(0.9), QUADRATIC, THREE, **how)
+    run = simulate(dd.DuDe(0.9), QUADRATIC, THREE, **how)
     assert run.returned < run.version
     shutil.rmtree(run.folder / "checkpoints")
     with pytest.raises(dd.BadInput, match=r"its last state is lost; the model that it returned is in model\.safetensors"):
         dd.load(run.folder)
-    assert dd.simulate(dd.DuDe(LR), QUADRATIC, THREE, updates=0, start=run.folder).x.equal(run.x)
+    assert dd.simulate(dd.DuDe(LR), QUADRATIC, THREE, updates=0, server=dd.Server(initial_weights=run.folder)).x.equal(
+        run.x
+    )
 
 
 def test_an_unfinished_run_without_its_checkpoints_does_not_start_over_in_silence(tmp_path: Path) -> None:
@@ -520,7 +534,9 @@ def test_an_unfinished_run_without_its_checkpoints_does_not_start_over_in_silenc
 def test_a_file_of_a_finished_run_that_is_gone_is_taken_from_the_checkpoint_and_made_again(
     name: str, tmp_path: Path
 ) -> None:
-    run = dd.simulate(dd.DuDe(LR), QUADRATIC, THREE, updates=30, folder=tmp_path / "run", keep_best="objective")
+    run = dd.simulate(
+        dd.DuDe(LR), QUADRATIC, THREE, updates=30, folder=tmp_path / "run", evaluation=dd.Evaluation(best_by="objective")
+    )
     good = (run.folder / name).read_bytes()
     (run.folder / name).unlink()
     loaded = dd.load(run.folder)
@@ -567,9 +583,9 @@ def test_if_the_trace_is_lost_the_weights_are_not(tmp_path: Path) -> None:
     scenario.killed(tmp_path / "run", 18)
     for path in (tmp_path / "run" / "trace").iterdir():
         path.unlink()
-    with pytest.raises(dd.BadInput, match=r"has 0 rows of .* Its weights are whole: .*start='([^']*)'") as caught:
+    with pytest.raises(dd.BadInput, match=r"has 0 rows of .* Its weights are whole: .*initial_weights='([^']*)'") as caught:
         dd.resume(tmp_path / "run")
-    start = str(caught.value).split("start='")[1].split("'")[0]
+    start = str(caught.value).split("initial_weights='")[1].split("'")[0]
     assert scenario.run(start=start, updates=0).x.isfinite().all()
 
 
@@ -592,10 +608,10 @@ def test_checkpoints_do_not_grow_with_wakes(tmp_path: Path) -> None:
         sizes.extend(path.stat().st_size for path in newest)
 
     run = dd.simulate(
-        *(dd.FedFix(LR, period=0.5), QUADRATIC, THREE),
+        *(dd.algorithms.FedFix(LR, period=0.5), QUADRATIC, THREE),
         updates=400,
         checkpoint_every=20,
-        evaluate_every=400,
+        evaluation=dd.Evaluation(every=400),
         folder=tmp_path / "run",
         watch=[look],
     )
@@ -640,19 +656,19 @@ def test_a_folder_does_not_decide_where_a_run_listens_or_whom_it_joins(
 
 
 def test_what_the_caller_says_is_taken_and_the_rest_is_the_folder_s(tmp_path: Path) -> None:
-    from dualdelay.runs.recorded import fleet_of
+    from dualdelay.runs.resume import recorded_fleet
 
     real_folder(tmp_path / "run", address="192.0.2.1:6379", insecure=True, restarts=7)
     with pytest.raises(dd.BadInput, match="insecure=True"):
-        fleet_of(tmp_path / "run", address="10.0.0.1:1")  # confirmed in part
-    fleet = fleet_of(tmp_path / "run", address="10.0.0.1:1", insecure=False)
+        recorded_fleet(tmp_path / "run", address="10.0.0.1:1")  # confirmed in part
+    fleet = recorded_fleet(tmp_path / "run", address="10.0.0.1:1", insecure=False)
     assert fleet is not None
     assert (fleet.address, fleet.insecure, fleet.host, fleet.restarts) == ("10.0.0.1:1", False, "127.0.0.1", 7)
-    local = fleet_of(tmp_path / "run", address="local", insecure=False)
+    local = recorded_fleet(tmp_path / "run", address="local", insecure=False)
     assert local is not None and local.address is None
     scenario.run(folder=tmp_path / "simulated")
     with pytest.raises(dd.BadInput, match="is a simulation"):
-        fleet_of(tmp_path / "simulated", address="local")
+        recorded_fleet(tmp_path / "simulated", address="local")
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "trace", "output", "moved"])

@@ -209,8 +209,8 @@ OTHERS: dict[str, Callable[[Path], object]] = {
         for name, value in {
             "seed": 1,
             "updates": 25,
-            "changes": [dd.leave(1, 3.0)],
-            "link": dd.Link(1.0),
+            "changes": [dd.speeds.leave(1, 3.0)],
+            "link": dd.speeds.Link(1.0),
             "stop": dd.EarlyStop(target=0.0),
             "start": torch.ones(2, dtype=torch.float64),
         }.items()

@@ -15,6 +15,7 @@ import torch
 import dualdelay as dd
 from dualdelay.cli import main
 from dualdelay.cli.advise import _ticking
+from dualdelay.runs.names import parse
 from dualdelay.theory.advice import IDLE, KAPPA, advise, round_to, rows_for
 from dualdelay.theory.constants import constants
 from dualdelay.theory.staleness import delays, measured, per_job
@@ -48,7 +49,7 @@ def clusters(n, apart, curvature=1.0, noise=0.1):
 
 
 def test_every_number_is_the_one_that_was_measured():
-    problem, speeds = dd.parse("problem", QUADRATIC), dd.FixedSpeeds([1.0, 2.0, 4.0])
+    problem, speeds = parse("problem", QUADRATIC), dd.FixedSpeeds([1.0, 2.0, 4.0])
     advice = advise(problem, speeds, time=100.0)
     assert advice.staleness == tuple(delays(speeds, c, most=20_000) for c in (1, 2, 3))
     assert advice.constants == constants(problem, problem.start(0))
@@ -92,7 +93,7 @@ def test_like_data_call_for_vanilla_and_unlike_data_for_dude():
 
 def test_unlikeness_that_shows_only_later_counts():
     # at zero all workers' gradients are alike; their solutions are not
-    problem, speeds = dd.Logistic(workers=10, unlike=3.0, seed=1), dd.TruncatedNormalSpeeds(10, std=5.0, seed=1)
+    problem, speeds = dd.problems.Logistic(workers=10, unlike=3.0, seed=1), dd.TruncatedNormalSpeeds(10, std=5.0, seed=1)
     advice = advise(problem, speeds, seed=1)
     first = sum(each.value for each in advice.constants.unlikeness)
     assert sum(each.value for each in advice.later.unlikeness) > 10 * first
@@ -124,7 +125,7 @@ def test_half_of_what_is_needed_gives_half_of_the_advice():
     blind = advise(None, speeds)
     assert blind.constants is None and blind.method == "dude" and blind.lr == round_to(KAPPA / blind.chosen.tau_avg)
     assert math.isnan(blind.pull) and math.isnan(blind.theory_lr) and "not known" in " ".join(blind.reasons)
-    timeless = advise(dd.parse("problem", QUADRATIC), None)
+    timeless = advise(parse("problem", QUADRATIC), None)
     assert timeless.staleness == () and timeless.chosen is None and timeless.later is None
     assert timeless.lr == round_to(KAPPA / (1.5 * 3 - 0.5)), "as if all were equally fast"
     with pytest.raises(dd.BadInput, match="neither a problem nor speeds"):
@@ -142,7 +143,7 @@ def test_jobs_of_several_minibatches_take_as_much_longer():
 
 
 def test_a_worker_that_never_comes_back_leaves_the_rest_of_the_advice():
-    speeds = dd.AwaySpeeds(dd.FixedSpeeds([1.0, 1.5, 4.0]), [dd.Absence(1, 0.5, None)])
+    speeds = dd.speeds.AwaySpeeds(dd.FixedSpeeds([1.0, 1.5, 4.0]), [dd.speeds.Absence(1, 0.5, None)])
     advice = advise(clusters(3, 20.0), speeds)
     assert advice.staleness == () and advice.constants is not None and math.isfinite(advice.lr)
     assert len(advice.missing) == 3
@@ -165,7 +166,7 @@ def test_a_loss_that_is_not_finite_leaves_the_delays():
 def test_the_page(inside, capsys):
     assert call("--problem", QUADRATIC, "--speeds", UNEVEN, "--time", "100") == 0
     out = capsys.readouterr().out
-    advice = advise(dd.parse("problem", QUADRATIC), dd.FixedSpeeds([1.0, 2.0, 4.0]), time=100.0)
+    advice = advise(parse("problem", QUADRATIC), dd.FixedSpeeds([1.0, 2.0, 4.0]), time=100.0)
     for row in advice.staleness:
         mark = r" \*" if row.wait_for == 2 else ""
         rates = rf"{row.updates_per_second:.3g}\s+{row.arrivals_per_second:.3g}"
@@ -194,7 +195,7 @@ def test_json_holds_the_advice(inside, capsys):
     assert call("--problem", QUADRATIC, "--speeds", UNEVEN, "--updates", "300", "--json", "--folder", "here") == 0
     done = capsys.readouterr()
     told = strict(done.out)
-    advice = advise(dd.parse("problem", QUADRATIC), dd.FixedSpeeds([1.0, 2.0, 4.0]), updates=300)
+    advice = advise(parse("problem", QUADRATIC), dd.FixedSpeeds([1.0, 2.0, 4.0]), updates=300)
     for name in ("workers", "method", "wait_for", "lr", "lr_async", "updates", "theory_lr", "horizon", "even", "pull"):
         assert told[name] == getattr(advice, name), name
     assert told["updates"] == 300 and told["figure"] == "here/advise.png"
@@ -223,7 +224,7 @@ def test_digits_from_the_shell(inside, capsys):
 
 
 def test_a_recorded_run_is_its_problem_its_times_and_its_last_model(inside, capsys):
-    problem, speeds = dd.parse("problem", QUADRATIC), dd.LognormalSpeeds([1.0, 2.0, 4.0])
+    problem, speeds = parse("problem", QUADRATIC), dd.speeds.LognormalSpeeds([1.0, 2.0, 4.0])
     run = dd.simulate(dd.VanillaASGD(0.05), problem, speeds, updates=80, folder="first")
     assert call("--run", "first", "--json") == 0
     told = strict(capsys.readouterr().out)
@@ -256,7 +257,7 @@ def test_a_run_of_a_problem_of_ones_own_is_read_as_far_as_it_goes(inside, capsys
 
 
 def test_who_never_reported_in_a_run_is_named(inside, capsys):
-    problem = dd.parse("problem", QUADRATIC)
+    problem = parse("problem", QUADRATIC)
     dd.simulate(dd.VanillaASGD(0.05), problem, dd.FixedSpeeds([1.0, 2.0, 900.0]), updates=20, folder="first")
     assert call("--run", "first") == 2
     done = capsys.readouterr()

@@ -10,14 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dualdelay as dd
+from dualdelay.engine.delays import delay_grids
+from dualdelay.engine.trace import Trace
 from dualdelay.theory.staleness import delays, measured, tau_avg, tau_max
 from helpers import few, rounding, times, unlike
 
 SPEEDS = {
     "fixed": dd.FixedSpeeds([1.0, 2.0, 4.0]),
     "uneven": dd.TruncatedNormalSpeeds(6, std=5.0, seed=3),
-    "random": dd.ExponentialSpeeds([1.0, 2.0, 3.0, 1.0]),
-    "bursts": dd.BurstySpeeds(dd.FixedSpeeds([1.0, 1.5, 3.0]), factor=20.0),
+    "random": dd.speeds.ExponentialSpeeds([1.0, 2.0, 3.0, 1.0]),
+    "bursts": dd.speeds.BurstySpeeds(dd.FixedSpeeds([1.0, 1.5, 3.0]), factor=20.0),
 }
 
 
@@ -25,10 +27,10 @@ SPEEDS = {
 @pytest.mark.parametrize("c", [1, 2, 3])
 def test_a_prediction_is_what_a_run_of_that_length_has(name, c):
     speeds = SPEEDS[name]
-    run = dd.simulate(dd.DuDe(0.01, c), unlike(speeds.n, 2), speeds, updates=150, evaluate_every=150)
+    run = dd.simulate(dd.DuDe(0.01, c), unlike(speeds.n, 2), speeds, updates=150, evaluation=dd.Evaluation(every=150))
     found = delays(speeds, c, updates=150)
     assert (found.tau_max, found.tau_avg) == (run.delays.tau_max, run.delays.tau_avg)
-    tau, d = dd.delay_grids(run.trace, speeds.n)
+    tau, d = delay_grids(run.trace, speeds.n)
     for worker in range(speeds.n):
         first = tau[:, worker][d[:, worker] == 0]
         assert found.arrival_mean[worker] == pytest.approx(first.mean())
@@ -76,7 +78,7 @@ def test_laws_of_fixed_speeds(seconds, wait_for):
 
 
 def test_the_mean_delay_of_arrivals_is_the_number_of_workers():
-    for speeds in (dd.TruncatedNormalSpeeds(10, std=5.0, seed=1), dd.ExponentialSpeeds([1.0] * 10)):
+    for speeds in (dd.TruncatedNormalSpeeds(10, std=5.0, seed=1), dd.speeds.ExponentialSpeeds([1.0] * 10)):
         found = delays(speeds, updates=3000)
         mean = sum(share * mean for share, mean in zip(found.shares, found.arrival_mean, strict=True))
         assert mean == pytest.approx(10, rel=0.02)
@@ -123,7 +125,7 @@ METHODS = {
     "sync": dd.SyncSGD(0.01),
     "fedbuff": dd.FedBuff(0.01, buffer=3),
     "uniform": dd.UniformASGD(0.01),
-    "malenia": dd.MaleniaSGD(0.01),
+    "malenia": dd.algorithms.MaleniaSGD(0.01),
     "siag": dd.SIAG(0.01),
 }
 
@@ -131,23 +133,27 @@ METHODS = {
 @pytest.mark.parametrize("name", METHODS)
 def test_times_are_measured_whatever_the_method(name):
     speeds = dd.FixedSpeeds([0.7, 1.9, 4.3])
-    run = dd.simulate(METHODS[name], unlike(3), speeds, updates=80, evaluate_every=80)
+    run = dd.simulate(METHODS[name], unlike(3), speeds, updates=80, evaluation=dd.Evaluation(every=80))
     for row, seconds in zip(measured(run.trace).times, speeds.times, strict=True):
         assert row == pytest.approx([seconds] * len(row), rel=0, abs=rounding(4) * run.time)
     assert delays(run, 2, updates=100) == delays(speeds, 2, updates=100)
 
 
 def test_messages_count_as_time_and_absence_does_not():
-    link = dd.Link(latency=0.25)
-    run = dd.simulate(dd.DuDe(0.01, 2), unlike(3), dd.FixedSpeeds([1.0, 2.0, 4.0]), updates=40, link=link)
+    link = dd.speeds.Link(latency=0.25)
+    run = dd.simulate(
+        dd.DuDe(0.01, 2), unlike(3), dd.SimulatedFleet(dd.FixedSpeeds([1.0, 2.0, 4.0]), link=link), updates=40
+    )
     assert [row[0] for row in measured(run.trace).times] == pytest.approx([1.5, 2.5, 4.5])
-    changes = [dd.leave(1, 7.5), dd.join(1, 20.25)]
-    away = dd.simulate(dd.DuDe(0.01), unlike(3), dd.FixedSpeeds([1.0, 2.0, 4.0]), time=60.0, changes=changes)
+    changes = [dd.speeds.leave(1, 7.5), dd.speeds.join(1, 20.25)]
+    away = dd.simulate(
+        dd.DuDe(0.01), unlike(3), dd.SimulatedFleet(dd.FixedSpeeds([1.0, 2.0, 4.0]), changes=changes), time=60.0
+    )
     assert max(measured(away.trace).times[1]) == pytest.approx(2.0)
 
 
 def test_a_run_its_trace_and_its_folder_say_the_same(tmp_path):
-    speeds = dd.LognormalSpeeds([1.0, 2.0, 4.0])
+    speeds = dd.speeds.LognormalSpeeds([1.0, 2.0, 4.0])
     run = dd.simulate(dd.DuDe(0.01, 2), unlike(3), speeds, updates=60, folder=tmp_path / "run")
     found = delays(run, 2, updates=60)
     assert found.tau_max == run.delays.tau_max and found.tau_avg == pytest.approx(run.delays.tau_avg)
@@ -185,10 +191,10 @@ def test_who_never_reported_is_named():
     run = dd.simulate(dd.VanillaASGD(0.01), unlike(3), dd.FixedSpeeds([1.0, 2.0, 500.0]), updates=10)
     with pytest.raises(dd.BadInput, match="worker 2 never reported in the recorded run"):
         delays(run)
-    nothing = dd.Trace({name: column[:0] for name, column in run.trace.columns.items()}, [])
+    nothing = Trace({name: column[:0] for name, column in run.trace.columns.items()}, [])
     with pytest.raises(dd.BadInput, match="nothing arrived"):
         delays(nothing)
-    gone = dd.AwaySpeeds(dd.FixedSpeeds([1.0, 2.0]), [dd.Absence(1, 0.5, math.inf)])
+    gone = dd.speeds.AwaySpeeds(dd.FixedSpeeds([1.0, 2.0]), [dd.speeds.Absence(1, 0.5, math.inf)])
     with pytest.raises(dd.RunFailed, match="worker 1"):
         delays(gone)
 

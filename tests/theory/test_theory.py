@@ -100,11 +100,13 @@ def test_a_quadratic_without_a_lower_bound_or_with_a_flat_direction():
     assert constants(cancelled).gap.value == math.inf and constants(cancelled).smoothness.value == 0.0
 
 
-def logistic(**options: Any) -> dd.Logistic:
-    return dd.Logistic(**{"workers": 3, "features": 4, "samples": 30, "unlike": 2.0, "batch_size": 5, "seed": 1, **options})
+def logistic(**options: Any) -> dd.problems.Logistic:
+    return dd.problems.Logistic(
+        **{"workers": 3, "features": 4, "samples": 30, "unlike": 2.0, "batch_size": 5, "seed": 1, **options}
+    )
 
 
-def per_sample(problem: dd.Logistic, x: Tensor, worker: int) -> Tensor:
+def per_sample(problem: dd.problems.Logistic, x: Tensor, worker: int) -> Tensor:
     features, labels = problem._pairs[worker]
     return features * (-labels * torch.sigmoid(-labels * (features @ x)))[:, None] + problem.reg * x
 
@@ -319,7 +321,7 @@ def test_dropout_is_said_not_to_be_centred_and_minibatches_are():
 
 @pytest.mark.parametrize("problem", [QUADRATICS["matrices"], logistic(), dd.Network(mlp(), cross_entropy, shards(3), 4)])
 def test_full_gradients_have_no_variance_and_local_steps_are_said_not_to_be_covered(problem):
-    plain, full = constants(problem, draws=10), constants(dd.FullGradients(problem), draws=10)
+    plain, full = constants(problem, draws=10), constants(dd.problems.FullGradients(problem), draws=10)
     assert [each.value for each in full.variances] == [0.0] * 3 and full.variance == Estimate(0.0, 0.0, "exact")
     assert (full.smoothness, full.gap, full.gradient, full.unlikeness) == (
         plain.smoothness,
@@ -329,9 +331,9 @@ def test_full_gradients_have_no_variance_and_local_steps_are_said_not_to_be_cove
     )
     steps = constants(dd.LocalSteps(problem, 3, 0.1), draws=10)
     assert "3 gradients" in steps.notes[0] and steps.variances == plain.variances and steps.gap == plain.gap
-    both = constants(dd.LocalSteps(dd.FullGradients(problem), 3, 0.1), draws=10)
+    both = constants(dd.LocalSteps(dd.problems.FullGradients(problem), 3, 0.1), draws=10)
     assert both.variance.value == 0.0 and "3 gradients" in both.notes[0]
-    assert constants(dd.FullGradients(dd.LocalSteps(problem, 3, 0.1)), draws=10).notes == full.notes
+    assert constants(dd.problems.FullGradients(dd.LocalSteps(problem, 3, 0.1)), draws=10).notes == full.notes
 
 
 class Own(dd.Problem):
@@ -527,7 +529,9 @@ def test_along_a_method_that_updates_at_every_arrival_or_between_them():
     dd.simulate(dd.VanillaASGD(lr=0.1), problem, dd.FixedSpeeds([1.0, 2.0, 4.0]), updates=5, watch=[every])
     assert [moment.version for moment in every.moments] == [1, 2, 3, 4, 5]
     between = Along(problem, 2)
-    dd.simulate(dd.FedFix(lr=0.1, period=0.3), problem, dd.FixedSpeeds([1.0, 2.0, 4.0]), updates=20, watch=[between])
+    dd.simulate(
+        dd.algorithms.FedFix(lr=0.1, period=0.3), problem, dd.FixedSpeeds([1.0, 2.0, 4.0]), updates=20, watch=[between]
+    )
     versions = [moment.version for moment in between.moments]
     assert versions == sorted(set(versions)) and len(versions) > 1
 

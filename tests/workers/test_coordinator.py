@@ -464,14 +464,20 @@ def test_rejections_that_stopped_a_run_do_not_stop_its_replay(tmp_path):
 def test_a_gradient_that_left_with_its_worker_ages_no_more_in_what_loggers_are_told():
     told, speeds = [], dd.FixedSpeeds([1.0, 1.0, 1.0])
     log = [lambda version, values: told.append(values)]
-    end = dd.simulate(dd.DuDe(lr=0.05), dd.Quadratic(TRIO), speeds, updates=200, changes=[dd.leave(2, 5.0)], log=log)
+    end = dd.simulate(
+        dd.DuDe(lr=0.05),
+        dd.Quadratic(TRIO),
+        dd.SimulatedFleet(speeds, changes=[dd.speeds.leave(2, 5.0)]),
+        updates=200,
+        watch=dd.Reporting(log=log),
+    )
     assert told[-1]["tau_max"] == end.delays.tau_max < 10
 
 
 def test_a_resumed_run_tells_loggers_of_its_own_updates_alone(tmp_path):
     told, speeds = [], dd.FixedSpeeds([1.0, 1.0, 1.0])
     dd.simulate(dd.DuDe(lr=0.05), dd.Quadratic(TRIO), speeds, updates=200, folder=tmp_path / "run")
-    dd.resume(tmp_path / "run", updates=201, log=[lambda version, values: told.append(values)])
+    dd.resume(tmp_path / "run", updates=201, watch=dd.Reporting(log=[lambda version, values: told.append(values)]))
     rates, delays = ([told[-1][f"worker/{worker}/{name}"] for worker in range(3)] for name in ("rate", "delay"))
     assert told[-1]["updates_per_second"] == sum(rates) > 0 and sorted(delays) == [0.0, 0.0, 3.0]
 
@@ -638,30 +644,34 @@ def test_a_real_run_that_goes_on_from_an_older_checkpoint_keeps_nothing_of_its_f
             raise KeyboardInterrupt
 
     real()
-    dd.train(DUDE(), problem, updates=120, folder=folder, checkpoint_every=40, progress=False)
+    dd.train(DUDE(), problem, updates=120, folder=folder, checkpoint_every=40, watch=dd.Reporting(progress=False))
     newest = max((folder / "checkpoints").iterdir())
     data = bytearray(newest.read_bytes())
     data[len(data) // 2] ^= 1
     newest.write_bytes(bytes(data))
     with pytest.raises(KeyboardInterrupt):
-        dd.resume(folder, watch=[interrupt], progress=False)
+        dd.resume(folder, watch=dd.Reporting(watch=[interrupt], progress=False))
     kept = dd.load(folder)
     assert (kept.ended, kept.version) == ("interrupted", at)
-    ended = dd.resume(folder, progress=False)
-    assert ended.version == 120 and ended.error < 1e-12
-    assert dd.replay(folder, progress=False).same_bits
+    ended = dd.resume(folder, watch=dd.Reporting(progress=False))
+    assert ended.version == 120 and ended.audit < 1e-12
+    assert dd.replay(folder, watch=dd.Reporting(progress=False)).same_bits
 
 
 def test_a_real_run_that_is_lengthened_and_killed_can_be_replayed_later(real, tmp_path):
     real()
     problem, folder = dd.Quadratic(TRIO, noise=0.3), tmp_path / "run"
-    dd.train(DUDE(), problem, updates=40, folder=folder, checkpoint_every=10, progress=False)
+    dd.train(DUDE(), problem, updates=40, folder=folder, checkpoint_every=10, watch=dd.Reporting(progress=False))
     with pytest.raises(KeyboardInterrupt):
-        dd.resume(folder, updates=90, progress=False, watch=[lambda s, a: 1 if s.version < 66 else _interrupt()])
+        dd.resume(
+            folder,
+            updates=90,
+            watch=dd.Reporting(watch=[lambda s, a: 1 if s.version < 66 else _interrupt()], progress=False),
+        )
     with pytest.raises(dd.BadInput, match="not finished"):
         dd.replay(folder)
-    assert dd.resume(folder, progress=False).version == 90
-    assert dd.replay(folder, progress=False).same_bits
+    assert dd.resume(folder, watch=dd.Reporting(progress=False)).version == 90
+    assert dd.replay(folder, watch=dd.Reporting(progress=False)).same_bits
 
 
 def _interrupt():
@@ -683,14 +693,14 @@ def test_an_interrupt_while_workers_start_says_what_it_means(run, real, tmp_path
     try:
         start_with_that()
         with pytest.raises(KeyboardInterrupt, match="still starting; nothing had begun"):
-            dd.train(DUDE(), problem, updates=40, folder=folder, progress=False)
+            dd.train(DUDE(), problem, updates=40, folder=folder, watch=dd.Reporting(progress=False))
         assert not folder.exists()
         real()
-        dd.train(DUDE(), problem, updates=40, folder=folder, progress=False)
+        dd.train(DUDE(), problem, updates=40, folder=folder, watch=dd.Reporting(progress=False))
         start_with_that()
         with pytest.raises(KeyboardInterrupt, match="still starting; the run is as it was saved last"):
-            dd.resume(folder, updates=50, progress=False)
+            dd.resume(folder, updates=50, watch=dd.Reporting(progress=False))
         real()
-        assert dd.resume(folder, updates=50, progress=False).version == 50
+        assert dd.resume(folder, updates=50, watch=dd.Reporting(progress=False)).version == 50
     finally:
         signal.signal(signal.SIGTERM, handler)

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 import dualdelay as dd
+from dualdelay.engine.trace import Trace
+from flat import train
 from helpers import ROUNDED, drift
 from real import Marked, Real, check, kinds, small_net
 
@@ -22,7 +24,7 @@ PAIR = TRIO[:2]
     [
         (dd.SyncSGD(lr=0.3), PAIR),
         (dd.DuDe(lr=0.1, memory="workers", wait_for=2, compress="int8"), TRIO),
-        (dd.MaleniaSGD(lr=0.1, gradients=6), PAIR),  # jobs done again, and cancelled
+        (dd.algorithms.MaleniaSGD(lr=0.1, gradients=6), PAIR),  # jobs done again, and cancelled
     ],
     ids=["sync", "dude", "malenia"],
 )
@@ -40,7 +42,7 @@ def test_a_recorded_run_replays_to_the_same_bits(algorithm, centers, tmp_path):
 
 def test_a_run_that_time_ended_before_a_wake_goes_on_with_it(tmp_path):
     problem, folder = Real(PAIR), tmp_path / "run"
-    dd.train(dd.FedFix(lr=0.1, period=0.1), problem, dd.RayFleet(), time=0.95, folder=folder)
+    dd.train(dd.algorithms.FedFix(lr=0.1, period=0.1), problem, dd.RayFleet(), time=0.95, folder=folder)
     run = dd.resume(folder, time=1.45, problem=problem)
     wakes = [event["time"] for event in run.trace.events if event["kind"] == "wake"]
     assert len([time for time in wakes if time > 0.95]) >= 3 and run.version >= 8
@@ -50,9 +52,11 @@ def test_a_run_that_time_ended_before_a_wake_goes_on_with_it(tmp_path):
 def test_the_memory_at_the_server_and_at_the_workers_give_the_same_iterates():
     """And the run stops early by what its workers find."""
     problem, stop = dd.Digits(workers=2), dd.EarlyStop(target=2.0)
-    run = dd.train(dd.DuDe(lr=0.1), problem, dd.RayFleet(), updates=10**6, evaluate_every=10, stop=stop)
+    run = dd.train(
+        dd.DuDe(lr=0.1), problem, dd.RayFleet(), updates=10**6, evaluation=dd.Evaluation(every=10, early_stop=stop)
+    )
     assert run.ended == "stop" and run.metrics.objective.min() <= 2.0
-    order = dd.Trace(dict(run.trace.columns), [])
+    order = Trace(dict(run.trace.columns), [])
     for memory in ("server", "workers"):
         from dualdelay.engine.loop import Loop
         from dualdelay.simulation.clocks import RecordedClock
@@ -71,7 +75,7 @@ def test_data_are_built_in_the_worker_alone_and_evaluated_there(tmp_path):
     shard, loss = Marked(str(tmp_path)), nn.functional.cross_entropy
     problem = dd.Network(small_net, loss, shard, workers=2, batch_size=16)
     fleet = dd.RayFleet()
-    run = dd.train(dd.DuDe(lr=0.1), problem, fleet, updates=60, evaluate_every=20, folder=tmp_path / "run")
+    run = dd.train(dd.DuDe(lr=0.1), problem, fleet, updates=60, evaluation=dd.Evaluation(every=20), folder=tmp_path / "run")
     built = sorted(path.name for path in tmp_path.glob("shard-*"))
     assert built == sorted(f"shard-{worker}-{pid}" for worker, (_, pid) in fleet.places.items())
     assert {0, 60} <= set(run.metrics.version.tolist()) <= {0, 20, 40, 60}  # one that is still under way lets the next pass
@@ -104,7 +108,7 @@ def test_real_time_ends_a_run_and_metrics_of_ones_own_are_measured(tmp_path):
     """And what the model was at the start is left alone."""
     problem, start = Real(PAIR, pause=0.02), torch.tensor([1.0, 1.0], dtype=torch.float64)
     before, given = copy.deepcopy(start), {"start": start, "metrics": {"first": lambda x: x[0]}}
-    run = dd.train(dd.DuDe(lr=0.1), problem, dd.RayFleet(), time=3.0, evaluate_seconds=1.0, **given)
+    run = train(dd.DuDe(lr=0.1), problem, dd.RayFleet(), time=3.0, evaluate_seconds=1.0, **given)
     assert run.ended == "time" and run.time == 3.0
     assert run.version > 5 and run.trace.time[-1] <= 3.0
     assert run.metrics.time.tolist()[:3] == [0.0, 1.0, 2.0]
@@ -116,7 +120,7 @@ def test_real_time_ends_a_run_and_metrics_of_ones_own_are_measured(tmp_path):
 def test_momentum_and_a_schedule_at_the_server_survive_a_stop_and_replay(tmp_path):
     problem = Real(PAIR)
     given = {"optimizer": "SGD[momentum=0.9]", "schedule": "StepLR[step_size=30,gamma=0.5]"}
-    dd.train(dd.DuDe(lr=0.02), problem, dd.RayFleet(), updates=40, folder=tmp_path / "run", **given)
+    train(dd.DuDe(lr=0.02), problem, dd.RayFleet(), updates=40, folder=tmp_path / "run", **given)
     run = dd.resume(tmp_path / "run", updates=80, problem=problem)
     assert run.version == 80
     check(run, tmp_path / "run", problem)

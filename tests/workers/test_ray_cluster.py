@@ -12,6 +12,7 @@ from ray.cluster_utils import Cluster
 
 import dualdelay as dd
 from dualdelay.workers.ray_transport import staying_here
+from flat import simulate, train
 from helpers import audit
 from real import Real, Until, check, kill, kinds
 
@@ -75,7 +76,7 @@ def test_a_node_dies_and_its_workers_come_back_elsewhere(cluster, tmp_path):
         return bool(removed) and a.worker == 0 and a.job.draw > 30
 
     algorithm = dd.DuDe(lr=0.05, memory="workers")
-    run = dd.train(algorithm, problem, fleet, folder=tmp_path / "run", **Until(remove))
+    run = train(algorithm, problem, fleet, folder=tmp_path / "run", **Until(remove))
     assert removed and {e["worker"] for e in run.trace.events if e["kind"] == "crashed"} == set(removed)
     assert len({where for where, _ in fleet.places.values()}) >= 1 and run.state.n == 2
     check(run, tmp_path / "run", problem)
@@ -92,7 +93,7 @@ def test_a_worker_joins_when_the_machine_with_its_data_appears(cluster, tmp_path
             added.append(node(cluster, 1, there=1))
         return a.worker == 1 and a.job.draw > 60
 
-    run = dd.train(dd.DuDe(lr=0.1), problem, fleet, folder=tmp_path / "run", **Until(add))
+    run = train(dd.DuDe(lr=0.1), problem, fleet, folder=tmp_path / "run", **Until(add))
     assert kinds(run, 1) == ["left", "joined"]
     assert "has not started in 12 s" in next(event["text"] for event in run.trace.events if event["worker"] == 1)
     assert torch.allclose(run.x, torch.tensor([3.0, -0.5], dtype=torch.float64), atol=0.05)
@@ -142,15 +143,15 @@ def test_training_survives_chaos(cluster, tmp_path):
     stop_when = dd.EarlyStop("recovered", target=1.0, larger_is_better=True)
     options = {"watch": [count], "metrics": {"recovered": recovered}, "stop": stop_when, "evaluate_seconds": 0.5}
     try:
-        run = dd.train(algorithm, problem, fleet, folder=tmp_path / "run", time=120.0, **options)
+        run = train(algorithm, problem, fleet, folder=tmp_path / "run", time=120.0, **options)
     finally:
         stop.set()
         thread.join()
     assert run.ended == "stop" and min(since) >= 50, since
     assert "node" in kills and len(kills) >= 2, kills
-    assert kinds(run).count("crashed") >= 2 and run.state.n == 4 and run.error <= audit(run)
+    assert kinds(run).count("crashed") >= 2 and run.state.n == 4 and run.audit <= audit(run)
     again = dd.replay(tmp_path / "run")
     assert torch.equal(again.x, run.x)
     until = {"updates": run.version, "evaluate_every": run.version}
-    calm = dd.simulate(algorithm, problem, dd.TruncatedNormalSpeeds(4, 1.0, seed=0), **until)
+    calm = simulate(algorithm, problem, dd.TruncatedNormalSpeeds(4, 1.0, seed=0), **until)
     assert run.metrics.accuracy[-1] > calm.metrics.accuracy[-1] - 0.1

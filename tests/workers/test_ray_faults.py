@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import dualdelay as dd
+from flat import train
 from helpers import audit
 from real import Real, Stubborn, Trouble, Until, check, kill, kinds
 
@@ -43,7 +44,7 @@ def test_killed_while_computing_it_is_restarted_and_does_its_job_again(tmp_path)
     once = str(tmp_path / "happened")
     problem = Real(PAIR, pause=0.01, troubles=(Trouble("kill", 1, frozenset({4}), once=once),))
     until = Until(lambda state, a: a.worker == 1 and a.job.draw > 8)
-    run = dd.train(DUDE(lr=0.05), problem, dd.RayFleet(), folder=tmp_path / "run", **until)
+    run = train(DUDE(lr=0.05), problem, dd.RayFleet(), folder=tmp_path / "run", **until)
     assert kinds(run) == ["crashed", "lost", "restored"]
     row = next(event["row"] for event in run.trace.events)
     back = next(i for i in range(row, len(run.trace)) if run.trace.worker[i] == 1)
@@ -77,7 +78,7 @@ def test_killed_while_sending_the_message_counts_once_or_is_sent_again(tmp_path)
     )
     problem = Real([[c] * 200_000 for c in (0.0, 6.0)], slow={0: 0.05}, troubles=troubles, noise=0.0)
     until = Until(lambda state, a: a.worker == 1 and a.job.draw > 15)
-    run = dd.train(DUDE(lr=0.1), problem, dd.RayFleet(), folder=tmp_path / "run", **until)
+    run = train(DUDE(lr=0.1), problem, dd.RayFleet(), folder=tmp_path / "run", **until)
     assert kinds(run, 1).count("crashed") == len(at)
     draws = run.trace.draw[run.trace.worker == 1].tolist()
     assert draws == list(range(len(draws))) and len(draws) > 15
@@ -91,7 +92,7 @@ def test_gone_for_good_it_leaves_or_stays_frozen(memory, gone, tmp_path, caplog)
     problem = Real(centers, pause=0.005, troubles=(Trouble("kill", last, range(3, 10**6)),), noise=0.0)
     fleet = dd.RayFleet(restarts=1, gone=gone)
     until = Until(after(caplog, f"worker {last} {'left' if gone == 'leave' else 'frozen'}", 120))
-    run = dd.train(dd.DuDe(lr=0.1, memory=memory), problem, fleet, folder=tmp_path / "run", **until)
+    run = train(dd.DuDe(lr=0.1, memory=memory), problem, fleet, folder=tmp_path / "run", **until)
     lost = {"lost", "restored"} if memory == "workers" else set()
     said = [kind for kind in kinds(run) if kind not in lost]
     assert said == ["crashed", "crashed", "left" if gone == "leave" else "frozen"] and lost <= set(kinds(run))
@@ -107,7 +108,7 @@ def test_hanging_past_its_deadline_it_leaves(tmp_path, caplog):
     problem = Real(TRIO, pause=0.005, troubles=(Trouble("hang", 2, range(5, 10**6), 600.0),), noise=0.0)
     fleet = dd.RayFleet(deadline=2.0)
     until = Until(after(caplog, "worker 2 left", 120))
-    run = dd.train(DUDE(lr=0.1), problem, fleet, folder=tmp_path / "run", **until)
+    run = train(DUDE(lr=0.1), problem, fleet, folder=tmp_path / "run", **until)
     assert kinds(run) == ["crashed", "lost", "restored", "left"]
     assert "no answer in 2 s to job number 5" in run.trace.events[-1]["text"]
     assert near(run, [3.0, -0.5], 0.05)
@@ -128,7 +129,7 @@ def test_workers_join_and_leave_a_running_job(tmp_path):
             fleet.join(7)  # there is no such worker: said, and nothing else
         return a.worker == 2 and a.job.draw == 200
 
-    run = dd.train(DUDE(lr=0.1), problem, fleet, folder=tmp_path / "run", **Until(direct))
+    run = train(DUDE(lr=0.1), problem, fleet, folder=tmp_path / "run", **Until(direct))
     assert kinds(run) == ["left", "joined", "left"]
     assert [event["worker"] for event in run.trace.events] == [2, 2, 0]
     for x, mean in zip([*limits, run.x], ([3.0, -0.5], [6.0, 1.0], [9.0, 1.0]), strict=True):
@@ -216,7 +217,7 @@ def test_the_server_is_killed_and_resume_goes_on_from_the_last_checkpoint(tmp_pa
     saved = max(int(path.stem.partition("-")[0]) for path in folder.glob("checkpoints/*.safetensors"))
     run = dd.resume(folder, updates=150)
     assert run.version == 150 and len(run.trace) >= saved - 1
-    assert run.error <= audit(run)
+    assert run.audit <= audit(run)
     replayed = dd.replay(folder)
     assert torch.equal(replayed.x, run.x)
 
@@ -230,9 +231,9 @@ def test_killed_at_the_very_end_there_is_no_audit_and_the_record_is_right(tmp_pa
             time.sleep(0.5)
 
     run = dd.train(DUDE(lr=0.05), problem, fleet, updates=40, watch=[strike], folder=folder)
-    assert run.error is None and run.notes == ("there is no audit: workers [1] did not say at the end what they keep",)
+    assert run.audit is None and run.notes == ("there is no audit: workers [1] did not say at the end what they keep",)
     again = dd.replay(folder, problem)
-    assert again.error <= audit(again)
+    assert again.audit <= audit(again)
     longer = dd.resume(folder, updates=80, problem=problem)
     assert kinds(longer)[:2] == ["lost", "restored"]
     check(longer, folder, problem)

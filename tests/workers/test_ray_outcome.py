@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
+from flat import train
 from real import Until, kinds, small_net
 
 pytestmark = pytest.mark.usefixtures("ray_here")
@@ -80,7 +81,7 @@ def test_a_site_without_files_and_one_without_its_machine_are_in_the_result(tmp_
 
     until = Until(enough)
     options = {**until, "metrics": {**until["metrics"], "own": metric}}
-    run = dd.train(dd.DuDe(lr=0.05), problem, fleet, folder=tmp_path / "run", log=[logger], **options)
+    run = train(dd.DuDe(lr=0.05), problem, fleet, folder=tmp_path / "run", log=[logger], **options)
     assert run.ended == "stop" and run.version > 20 and run.state.n == 2
     first = "FileNotFoundError: no such file: site-1.csv"
     notes = "\n".join(run.notes)
@@ -113,7 +114,7 @@ def test_a_process_that_dies_is_named_with_its_signal_and_what_it_said(tmp_path:
         seen.extend(["crashed"] * Path(step.once).exists())
         return watch(state, a)
 
-    run = dd.train(dd.DuDe(lr=0.05), problem, fleet, folder=tmp_path / "run", **Until(look))
+    run = train(dd.DuDe(lr=0.05), problem, fleet, folder=tmp_path / "run", **Until(look))
     assert joined == [2] and "joined" in kinds(run, 2) and "weighed" in kinds(run) and run.state.n == 3
     text = next(event["text"] for event in run.trace.events if event["kind"] == "crashed")
     said = tmp_path / "run" / "output" / "worker-1-0.txt"

@@ -12,7 +12,7 @@ from ..core.errors import BadInput, require_path
 
 
 class TensorBoard:
-    """A ``log`` function that writes a run's vital signs for TensorBoard: ``log=[dd.TensorBoard("runs/board")]``.
+    """A ``log`` function that writes a run's vital signs for TensorBoard: ``log=[TensorBoard("runs/board")]``.
 
     Look at them, while the run goes on or later, with ``tensorboard --logdir runs``. Each number is a scalar whose step is
     the server's version; what is not finite is left out.

@@ -60,7 +60,7 @@ def print_run(run: Run, console: Console) -> None:
         if count := sum(many for (name, _), many in faults.items() if name == kind):
             grid.add_row(kind, f"{count:,}")
     grid.add_row("tau_max, tau_avg", f"{run.delays.tau_max:,}, {number(run.delays.tau_avg)}")
-    grid.add_row("audit of the sum (relative error)", number(run.error))
+    grid.add_row("audit of the sum (relative error)", number(run.audit))
     console.print(grid)
     seen = [kind for kind in ("crashed", "failed", "rejected") if any(name == kind for name, _ in faults)]
     states = {event["worker"]: _STATES[event["kind"]] for event in trace.events if event["kind"] in _STATES}

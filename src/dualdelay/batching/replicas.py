@@ -140,27 +140,27 @@ class Replicas(Loop):
     def look(self, time: float) -> None:
         self.check()
         for k in sorted(self.going):
-            self.evaluations[k].add(self.row(k, time, self._schedule.samples))
+            self.evaluations[k].add(self.row_of(k, time, self._schedule.samples))
         self._looked_at = self.state.version
 
-    def row(self, k: int, time: float, samples: int | None = None) -> Row | None:
-        """A row of metrics about run k's current model."""
+    def row_of(self, k: int, time: float, samples: int | None = None) -> Row | None:
         return self.evaluations[k].of(time, self.state.version, self.state.x[k], samples)
 
     def check(self) -> None:
-        """Leave aside the runs in which a gradient was not finite."""
         self.recorder.fetch()
         if self._fleet.norms:
             finite = torch.isfinite(torch.stack(self._fleet.norms)).all(0).tolist()
             self._fleet.norms.clear()
             self.going = {k for k in self.going if finite[k]}
 
+    def rows_of(self, k: int, start: int) -> dict[str, Column]:
+        return self.recorder.of(k, start)
+
     def trace_of(self, k: int) -> Trace:
-        """Run k's trace so far."""
         return Trace(self.recorder.of(k), list(self.recorder.events))
 
     def state_of(self, k: int) -> tuple[State, float | None]:
-        """What run k's server knows, on the processor and without a table, and the audit of its sum."""
+        """What run k's server knows, on the processor and without a table, and the audit of its sum if it has one."""
         whole, parts = self.state, {}
         error = None
         for f in fields(whole):
@@ -176,7 +176,6 @@ class Replicas(Loop):
         return mine, error
 
     def save_of(self, k: int) -> dict[str, Any]:
-        """What run k needs to go on later, by itself or with the others."""
         whole = super().save()
         parts: dict[str, Any] = sliced({name: whole[name] for name in ("state", "fleet")}, k)
         return {**whole, **parts, "evaluation": self.evaluations[k].save()}

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import tyro
 
@@ -15,14 +15,13 @@ from ..core.errors import BadInput, DualDelayError, RunFailed, nearest
 from ..core.version import __version__
 from ..engine.result import Run, plain
 from ..problems.cifar10 import cache_folder
-from ..runs import comparison as comparing
-from ..runs import recorded
-from ..runs import run as running
-from ..runs.grid import Point
-from ..runs.names import REGISTRIES, alternatives, label, parse
-from ..runs.naming import slug
+from ..runs import replay as replaying
+from ..runs import resume as resuming
+from ..runs import simulate as running
+from ..runs.names import REGISTRIES, alternatives, label, parse, slug
 from ..runs.progress import Sharing, Watcher
-from ..runs.sweep import computed, label_of, one_table
+from ..runs.settings import Reporting
+from ..runs.sweep import Point, label_of, named, one_table, run_points
 from ..storage.files import save_table
 from ..storage.folder import Folder
 from . import downloads
@@ -62,15 +61,37 @@ def train(
     On real workers, for a minute: dualdelay train 'dude[lr=0.05]' --problem 'digits[workers=4]' --fleet ray --time 60
     """
     method = parse("algorithm", algorithm)
-    crew, problem, options = common.manned(fleet), common.built(seed), common.options()
+    real, problem = common.real_workers(fleet), common.built(seed)
     folder = common.folder or free_folder(f"{slug(label(method))}-seed{seed}")
-    options |= {"seed": seed, "folder": folder}
     with going_on_with(f"dualdelay resume {folder}"), boards(common.tensorboard) as log:
-        if crew is not None:
-            run = running.train(method, problem, crew, **options, log=log)
+        if real is not None:
+            run = running.train(
+                method,
+                problem,
+                real,
+                updates=common.updates,
+                time=common.time,
+                seed=seed,
+                watch=Reporting(log=log),
+                folder=common.saving(folder),
+                evaluation=common.evaluation(),
+                server=common.server(),
+            )
         else:
             speeds = common.paced(problem.workers, seed)
-            run = running.simulate(method, problem, speeds, **options, **common.simulated(problem.workers), log=log)
+            run = running.simulate(
+                method,
+                problem,
+                common.simulated(speeds, problem.workers),
+                updates=common.updates,
+                time=common.time,
+                seed=seed,
+                watch=Reporting(log=log),
+                folder=common.saving(folder),
+                evaluation=common.evaluation(),
+                compute=common.compute(),
+                server=common.server(),
+            )
     _report(run, common.json, "train")
 
 
@@ -90,24 +111,23 @@ def compare(
     --time 100; on a GPU (--device cuda) its runs are computed side by side.
     """
     methods = [parse("algorithm", one) for text in algorithms for one in alternatives(text)]
-    comparing.named(methods)  # refuses an empty or doubled list before anything is computed
+    named(methods)  # refuses an empty or doubled list before anything is computed
     if len(set(seeds)) != len(seeds):
         raise BadInput(f"seeds is {list(seeds)}; expected each only once.")
     folder, console = common.folder or free_folder("compare"), make_console(common.json)
 
     @contextmanager
-    def shown(point: Point) -> Iterator[dict[str, Any]]:
+    def display(point: Point) -> Iterator[Reporting]:
         name = f"{label_of(point.names)} seed {point.seed}"
         board = common.tensorboard and common.tensorboard / (point.path or Path(name)).name
         with boards(board) as log, Watcher(name, common.updates, common.time) as watcher:
-            yield {"watch": [watcher], "log": log, "progress": False}
+            yield Reporting([watcher], log, progress=False)
 
     with going_on_with(f"the same command and --folder {folder}"), Sharing() as report:
         points = common.points(methods, seeds, folder)
-        least = min(point.problem.workers for point in points)
-        options = {**common.options(), **common.simulated(least), "batch": False if common.tensorboard else None}
+        options = common.options(folder, False if common.tensorboard else None)
         same = [f"the same for all seeds: {what}" for what in common.unvaried(seeds)]
-        made = computed(points, report=report, shown=shown, notes=same, **options)
+        made = run_points(points, options, watch=Reporting(progress=False, report=report), display=display, notes=same)
     save_table(folder / "comparison.parquet", made.columns)
     reports.print_comparison(made, console)
     figure = draw_figure(made, folder / "comparison.png", console)
@@ -147,8 +167,8 @@ def resume(
     """
     trust = {"address": address, "host": host, "insecure": insecure or None}
     with going_on_with(f"dualdelay resume {folder}"), boards(tensorboard) as log:
-        fleet = recorded.fleet_of(folder, **{name: value for name, value in trust.items() if value is not None})
-        run = recorded.resume(folder, updates, time, fleet=fleet, log=log)
+        fleet = resuming.recorded_fleet(folder, **{name: value for name, value in trust.items() if value is not None})
+        run = resuming.resume(folder, updates, time, fleet=fleet, watch=Reporting(log=log))
     _report(run, json, "resume")
 
 
@@ -167,7 +187,7 @@ def replay(
     On another kind of processor, or with other libraries, bits differ, and the error says what is not as it was; --rtol
     1e-3 then compares the order exactly and the numbers to a thousandth.
     """
-    run = recorded.replay(folder, rtol=rtol)
+    run = replaying.replay(folder, rtol=rtol)
     console, exact = make_console(json), bool(run.same_bits)
     same = f"all {run.version} versions and the final weights are the same bits" if exact else "the order is the same"
     console.print(f"{folder}: {len(run.trace)} arrivals replayed; {same}.")

@@ -14,9 +14,10 @@ import tyro
 from ..core import Algorithm, Problem
 from ..core.errors import BadInput, nearest
 from ..engine.result import EarlyStop
-from ..runs.grid import Point
-from ..runs.names import REGISTRIES, alternatives, call, label, parameters, parse, require_text
-from ..runs.naming import seeded_problem, seeded_speeds, stem, unvaried
+from ..runs.names import REGISTRIES, alternatives, call, label, parameters, parse, require_text, stem
+from ..runs.seeds import seeded_problem, seeded_speeds, unvaried
+from ..runs.settings import Compute, Evaluation, Saving, Server, SimulatedFleet
+from ..runs.sweep import Options, Point
 from ..simulation.availability import told
 from ..simulation.link import Link
 from ..simulation.speeds import SpeedModel
@@ -133,36 +134,42 @@ class Common:
     json: bool = False
     """Print one line of JSON at the end, and everything else to standard error."""
 
-    def options(self) -> dict[str, Any]:
-        """The arguments of ``simulate`` and ``train`` that these settings stand for."""
-        names = (
-            "updates",
-            "time",
-            "optimizer",
-            "schedule",
-            "checkpoint_every",
-            "keep",
-            "evaluate_every",
-            "evaluate_seconds",
-            "evaluate_samples",
-            "on_nonfinite",
-            "keep_best",
-            "start",
-        )
+    def evaluation(self) -> Evaluation:
+        """When the run is evaluated, and when it stops early."""
         early = self.target is not None or self.patience is not None
         if not early and self.metric != "objective":
             raise BadInput(
                 f"metric {self.metric} is given, but neither target nor patience; give one of them to stop by it."
             )
-        stop = EarlyStop(self.metric, self.target, self.patience) if early else None
-        return {name: getattr(self, name) for name in names} | {"stop": stop}
+        return Evaluation(
+            self.evaluate_every,
+            self.evaluate_seconds,
+            self.evaluate_samples,
+            best_by=self.keep_best,
+            early_stop=EarlyStop(self.metric, self.target, self.patience) if early else None,
+        )
 
-    def simulated(self, workers: int) -> dict[str, Any]:
-        """The arguments of ``simulate`` alone, less the speeds, for so many workers."""
-        names = ("threads", "device", "cores", "precision", "table")
+    def server(self) -> Server:
+        """How the server begins and moves the weights."""
+        return Server(self.start, self.optimizer, self.schedule, self.on_nonfinite)
+
+    def compute(self, batch: bool | None = None) -> Compute:
+        """Where a simulation is computed."""
+        return Compute(self.device, self.cores, self.precision, self.threads, batch, self.table)
+
+    def saving(self, folder: Path) -> Saving:
+        """Where the run is kept."""
+        return Saving(folder, self.checkpoint_every, self.keep)
+
+    def options(self, folder: Path, batch: bool | None) -> Options:
+        """What all runs of a comparison have in common."""
+        parts = (self.evaluation(), self.compute(batch), self.server())
+        return Options(self.updates, self.time, self.saving(folder), *parts)
+
+    def simulated(self, speeds: SpeedModel, workers: int) -> SimulatedFleet:
+        """So many simulated workers of that speed."""
         changes = [] if self.absences is None else told(self.absences, workers)
-        link = Link(self.latency, self.bandwidth)
-        return {"link": link, "changes": changes, **{name: getattr(self, name) for name in names}}
+        return SimulatedFleet(speeds, Link(self.latency, self.bandwidth), changes)
 
     def built(self, seed: int, text: str = "") -> Problem:
         """What is trained in a run with this seed."""
@@ -185,6 +192,7 @@ class Common:
         """Every run of a comparison: all methods on all problems at all speeds that the texts name, for every seed."""
         points = []
         problems, paces = alternatives(self.problem), alternatives(self.speeds)
+        least = min(self.built(seed, problem).workers for seed in seeds for problem in problems)
         for seed, (i, problem) in itertools.product(seeds, enumerate(problems)):
             mine = self.built(seed, problem)
             for (j, speeds), method in itertools.product(enumerate(paces), methods):
@@ -193,10 +201,11 @@ class Common:
                 ]
                 names = {"algorithm": label(method), "seed": seed, **{name: texts[k] for name, k, texts in several}}
                 path = folder / stem(label(method), seed, *(f"{name}{k}" for name, k, _ in several))
-                points.append(Point(names, method, mine, self.paced(mine.workers, seed, speeds), seed, path))
+                fleet = self.simulated(self.paced(mine.workers, seed, speeds), least)
+                points.append(Point(names, method, mine, fleet, seed, path))
         return points
 
-    def manned(self, fleet: str) -> RayFleet | None:
+    def real_workers(self, fleet: str) -> RayFleet | None:
         """The real workers that a text names; None if they are simulated."""
         name, settings = call(fleet)
         if name == "simulated" and not settings:

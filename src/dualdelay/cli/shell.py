@@ -17,7 +17,7 @@ from ..analysis.loggers import TensorBoard
 from ..core.errors import BadInput
 from ..engine.monitor import Logger
 from ..engine.trace import Table
-from ..runs.drive import Interrupted
+from ..runs.runner import Interrupted
 
 
 def free_folder(name: str) -> Path:

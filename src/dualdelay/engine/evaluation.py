@@ -336,7 +336,7 @@ class Best:
             raise BadInput(f"there is no metric {metric!r} to keep the best or to stop by; there are {', '.join(names)}.")
         known = "max" if metric == "accuracy" else "min" if metric in NAMES or metric.endswith("loss") else ""
         if not (said or known):
-            raise BadInput(f"keep_best is {text!r}; say which way is good: 'max {metric}' or 'min {metric}'.")
+            raise BadInput(f"best_by is {text!r}; say which way is good: 'max {metric}' or 'min {metric}'.")
         return cls(metric, (said or known) == "max")
 
     def consider(self, row: Row, x: Tensor, *, complete: bool = True) -> None:

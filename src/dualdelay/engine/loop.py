@@ -19,7 +19,7 @@ from ..core.state import Before, State, Stepper, checksum
 from .evaluation import Evaluation, Metric, Row, Schedule
 from .events import Due
 from .fleet import Fleet
-from .trace import Recorder
+from .trace import Column, Recorder, Trace
 
 log = logging.getLogger("dualdelay")
 
@@ -57,6 +57,8 @@ class Loop:
         self._evaluates = schedule is not None
         tolerant = fleet.real and on_nonfinite == "leave"
         self.evaluation = Evaluation(problem, metrics, keep_best, forgiving=fleet.real, tolerant=tolerant)
+        self.evaluations = [self.evaluation]  # of each run, where several advance with one loop (batching.Replicas)
+        self.going = {0}  # the runs that are still looked at
         self._spent = 0.0  # seconds that the server has evaluated for
         self.left_out = 0  # evaluations that would have taken too much of the workers' time
         self._ticks = 0  # evaluations by simulated time so far
@@ -271,7 +273,7 @@ class Loop:
         if self._on_nonfinite == "stop" or (self._on_nonfinite == "retry" and streak >= _IN_A_ROW):
             raise self._over(
                 f"worker {a.worker} sent {said}. Nothing of it was used. Lower lr, look at that worker's data, or let such "
-                "a worker leave: on_nonfinite='leave'."
+                "a worker leave: dd.Server(on_nonfinite='leave')."
             )
         if self._on_nonfinite == "leave" and streak >= _IN_A_ROW:
             del self._streaks[a.worker]
@@ -311,6 +313,30 @@ class Loop:
             "owed": self._owed,
             "streaks": list(self._streaks.items()),
         }
+
+    def check(self) -> None:
+        """Leave aside the runs that have to be done again by themselves; a single one is none of those."""
+
+    def save_of(self, k: int) -> dict[str, Any]:
+        """What run k needs to go on later."""
+        return self.save()
+
+    def rows_of(self, k: int, start: int) -> dict[str, Column]:
+        """The rows of run k's trace from ``start`` on."""
+        return self.recorder.rows(start)
+
+    def trace_of(self, k: int) -> Trace:
+        """Run k's trace so far."""
+        return self.recorder.trace()
+
+    def row_of(self, k: int, time: float, samples: int | None = None) -> Row | None:
+        """A row of metrics about run k's current model."""
+        return self.evaluations[k].of(time, self.state.version, self.state.x, samples)
+
+    def state_of(self, k: int) -> tuple[State, float | None]:
+        """What run k's server knows, and the audit of its sum if it has one."""
+        s = self.state
+        return s, s.error(self.fleet.held()) if isinstance(s, AggregateState) else None
 
     def load(self, saved: Mapping[str, Any], rows: Mapping[str, Any]) -> None:
         """Go on from what was saved, with the trace's rows up to there."""

@@ -64,7 +64,7 @@ class EarlyStop:
 
     @property
     def keeps(self) -> str:
-        """The best model that a run with this should keep, as ``keep_best`` writes it."""
+        """The best model that a run with this should keep, as ``Evaluation.best_by`` writes it."""
         grows = self.metric == "accuracy" if self.larger_is_better is None else self.larger_is_better
         return f"{'max' if grows else 'min'} {self.metric}"
 
@@ -85,15 +85,15 @@ class Run:
     """Where the clock stood."""
     ended: str
     """Why it ended: updates, time or stop; replay if it was recomputed; interrupted or failed if it can be resumed."""
-    error: float | None
-    """The audit: relative error of the server's sum against the workers' gradients; None for methods without one."""
+    audit: float | None
+    """Relative error of the server's sum against the workers' gradients; None for methods without one."""
     folder: Path | None = None
     notes: tuple[str, ...] = ()
     """What went on that a person should know: workers that were lost and why, a damaged checkpoint that was passed over."""
     workers: Table = field(default_factory=lambda: Table({}))
     """What each worker found at each evaluation: time, version, worker, loss, samples, and the workers' own metrics."""
     best: Best | None = None
-    """The best model by the metric of ``keep_best`` or early stopping: its metric, value, version and weights x."""
+    """The best model, if one was asked for or the run stopped early: its metric, value, version and weights x."""
     weights: Tensor | None = None
     """The weights that the run returns, where those are not the last."""
     same_bits: bool | None = None
@@ -130,7 +130,7 @@ class Run:
     def state_dict(self, *, best: bool = False) -> dict[str, Tensor]:
         """The weights by name, for ``module.load_state_dict``; those that the run returns, or the best."""
         if best and (self.best is None or self.best.x is None):
-            raise BadInput("the run kept no best model; give it keep_best='objective', or another metric.")
+            raise BadInput("the run kept no best model; give it dd.Evaluation(best_by='objective'), or another metric.")
         x = self.best.x if best and self.best is not None and self.best.x is not None else self.x
         if self.problem is not None:
             return self.problem.state_dict(x)
@@ -146,7 +146,7 @@ class Run:
             if self.best is None
             else {f"best_{name}": getattr(self.best, name) for name in ("metric", "value", "version")}
         )
-        numbers = {**counts, **asdict(self.delays), "audit": self.error}
+        numbers = {**counts, **asdict(self.delays), "audit": self.audit}
         returned = {"returned_version": self.returned} if self.returned != self.version else {}
         return {"ended": self.ended, **last, "time": self.time, **numbers, **best, **returned}
 

@@ -13,8 +13,8 @@ from ..core import Problem
 from ..core.environment import environment
 from ..core.errors import BadInput, RunFailed
 from ..engine.result import Run
-from ..runs.grid import Point
-from ..runs.sweep import computed
+from ..runs.settings import Compute, Evaluation, Reporting, Saving, Server, SimulatedFleet
+from ..runs.sweep import Options, Point, run_points
 from ..storage.files import make_folder, write
 from .experiment import Cell, Experiment, classes, draws
 
@@ -54,7 +54,7 @@ def compute(
             place = f"std {cell.std:g}, seed {cell.seed}" + ("" if together else f", {_name(*some[0])}")
             tell = partial(_tell, report, done, len(some), total, place)
             points = [_point(cell, *key, problems[key[0]]) for key in some]
-            book["runs"] |= _runs(cell, points, tell, device=device, precision=precision, cores=cores)
+            book["runs"] |= _runs(cell, points, tell, Compute(device, cores, precision))
             means = {
                 "device": device or "cpu",
                 "precision": precision,
@@ -72,12 +72,13 @@ def _tell(report: Report | None, done: int, count: int, total: int, place: str, 
         report((done + share * count) / total, f"{done:,} of {total:,} runs; {place}")
 
 
-def _runs(cell: Cell, points: list[Point], tell: Report, **options: Any) -> dict[str, Any]:
+def _runs(cell: Cell, points: list[Point], tell: Report, compute: Compute) -> dict[str, Any]:
     """The records of these runs by name."""
     names = [point.names["name"] for point in points]
     try:
         pause = cell.horizon / cell.experiment.evaluations
-        made = computed(points, time=cell.horizon, evaluate_seconds=pause, report=tell, **options)
+        options = Options(None, cell.horizon, Saving(), Evaluation(seconds=pause), compute, Server())
+        made = run_points(points, options, watch=Reporting(progress=False, report=tell))
     except RunFailed as error:  # none of them came to its end
         return {name: {"failed": str(error).removeprefix("no run came to its end; the first says: ")} for name in names}
     failed = {names[k]: {"failed": why} for k, why in made.failed.items()}
@@ -91,7 +92,7 @@ def _name(alpha: float, method: str, lr: float) -> str:
 def _point(cell: Cell, alpha: float, method: str, lr: float, problem: Problem) -> Point:
     algorithm = cell.experiment.makers[method](lr=lr)
     names = {"name": _name(alpha, method, lr), "seed": cell.seed}
-    return Point(names, algorithm, problem, cell.speeds, cell.seed, None)
+    return Point(names, algorithm, problem, SimulatedFleet(cell.speeds), cell.seed, None)
 
 
 def _number(value: float) -> float | None:

@@ -21,8 +21,9 @@ def refuse_batchnorm(module: nn.Module) -> None:
     if names:
         raise BadInput(
             f"the model has BatchNorm layers ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''}): their running "
-            "statistics are no weights, and each worker would have its own. Convert them: dd.without_batchnorm(model); or "
-            "freeze them: model.train(), then layer.eval() for each; or let them keep none: track_running_stats=False."
+            "statistics are no weights, and each worker would have its own. Convert them: "
+            "dd.problems.without_batchnorm(model); or freeze them: model.train(), then layer.eval() for each; or let them "
+            "keep none: track_running_stats=False."
         )
 
 

@@ -9,6 +9,7 @@ import inspect
 import itertools
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,8 @@ from ..workers.ray_fleet import RayFleet
 _LONGEST = 1_000_000  # characters of a text that names something
 _DEEPEST = 50  # brackets within brackets in it
 _ALTERNATIVES = 10_000  # that one text may stand for
+
+_LONGEST_FOLDER = 200  # characters of a folder's name: file systems take 255 bytes, and something is put around it
 
 REGISTRIES: dict[str, dict[str, Any]] = {
     "algorithm": ALGORITHMS,
@@ -241,3 +244,16 @@ def _text(value: Any) -> str:
     except (TypeError, ValueError):
         named = any(type(value) is known for registry in REGISTRIES.values() for known in registry.values())
         return label(value) if named or dataclasses.is_dataclass(value) else _said(value)
+
+
+def slug(text: str) -> str:
+    """A label as part of a folder's name, without what means something to a shell."""
+    name = re.sub(r"[^A-Za-z0-9_.=-]+", "-", text).strip("-")
+    if len(name) <= _LONGEST_FOLDER:
+        return name
+    return f"{name[: _LONGEST_FOLDER - 17]}-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:16]}"
+
+
+def stem(label: str, seed: int, *places: str) -> str:
+    """The name of a run's folder among those of others."""
+    return "-".join([slug(label), *places, f"seed{seed}"])

@@ -1,55 +1,61 @@
-"""A grid of runs: what can be computed together is, and each run has its own result and folder."""
+"""A grid of runs, or methods compared: what can be computed together is, and each run has its own result and folder."""
 
 from __future__ import annotations
 
-import inspect
 import itertools
+import math
 import time as clock
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..core import Problem
-from ..core.devices import batches, require_device, using_precision, using_threads
+from ..batching.replicas import Apart, Replicas
+from ..core import Algorithm, Problem
+from ..core.devices import batches, using_precision, using_threads
 from ..core.draws import Draws
-from ..core.errors import BadInput, NotSaved, RunFailed, nearest, plain_number, require_kind, require_path, shown
+from ..core.environment import environment
+from ..core.errors import BadInput, NotSaved, RunFailed, nearest, plain_number, shown
 from ..engine.evaluation import NAMES, require_metrics
-from ..engine.result import EarlyStop, Run
+from ..engine.result import Run
 from ..engine.trace import Column, Table
-from ..simulation.gradients import Round
-from .grid import Point
-from .grid import points as grid_points
-from .groups import Group, Replica, advance_all
-from .naming import ProblemOf, SpeedsOf, unvaried
-from .plan import Plan
-from .portions import grouped, portions
-from .run import simulate
-from .setup import borrowed
+from ..simulation.gradients import Batch, Round
+from ..simulation.local_fleet import LocalFleet
+from ..storage.files import Damaged, save_table
+from ..storage.folder import Folder
+from .fleets import virtual_clock
+from .grouping import fitting, grouped
+from .names import label, stem
+from .record import Config, identified, require_same
+from .runner import Member, Runner, require_possible, run_together
+from .seeds import ProblemOf, seeded_problem, seeded_speeds, unvaried
+from .settings import Compute, Evaluation, Reporting, Saving, Server, SimulatedFleet, SpeedsOf, Watch, given
+from .simulate import start
+from .spec import RunSpec, for_this_thread, specify
+
+_MOST = 1_000_000  # runs of a grid
+_AXES = ("algorithm", "problem", "speeds", "seed")
 
 Report = Callable[[float, str], None]
-_ALONE = ("watch", "log", "optimizer", "schedule")  # what a run must be by itself for
+FleetOf = SpeedsOf | SimulatedFleet
+Display = Callable[["Point"], AbstractContextManager[Reporting]]
 
 
-Ended = tuple[str, int, Run]  # label, seed and run
-Shown = Callable[[Point], AbstractContextManager[Mapping[str, Any]]]
+@dataclass(frozen=True)
+class Point:
+    """A point of the grid: its coordinates as texts and numbers, and what they stand for."""
 
-
-def one_table(label: str, run: Run) -> Table:
-    """The table of one run's figure."""
-    return Table(tidy([({"algorithm": label, "seed": 0}, run)]))
-
-
-def tidy(ended: Sequence[tuple[Mapping[str, Any], Run]]) -> dict[str, Column]:
-    """The columns of one table of all evaluations of all runs, each row with its run's names."""
-    sizes = [len(run.metrics) for _, run in ended]
-    names = {name: np.repeat([names[name] for names, _ in ended], sizes) for name in ended[0][0]}
-    return names | {name: np.concatenate([run.metrics[name] for _, run in ended]) for name in ended[0][1].metrics}
+    names: dict[str, Any]
+    algorithm: Algorithm[Any]
+    problem: Problem
+    fleet: SimulatedFleet
+    seed: int
+    path: Path | None
 
 
 class Sweep(Table):
@@ -67,10 +73,10 @@ class Sweep(Table):
         ended = [(point.names, run) for point, run in zip(points, runs, strict=True) if run is not None]
         if not ended:
             raise RunFailed(f"no run came to its end; the first says: {next(iter(failed.values()))}")
-        super().__init__(tidy(ended))
+        super().__init__(_tidy(ended))
 
     @property
-    def ended(self) -> list[Ended]:
+    def ended(self) -> list[tuple[str, int, Run]]:
         """The runs that came to their end, each with a label and its seed."""
         pairs = [(names, run) for names, run in zip(self.points, self.runs, strict=True) if run is not None]
         return [(label_of(names), names["seed"], run) for names, run in pairs]
@@ -84,6 +90,18 @@ class Sweep(Table):
         return groups
 
 
+def one_table(name: str, run: Run) -> Table:
+    """The table of one run's figure."""
+    return Table(_tidy([({"algorithm": name, "seed": 0}, run)]))
+
+
+def _tidy(ended: Sequence[tuple[Mapping[str, Any], Run]]) -> dict[str, Column]:
+    """The columns of one table of all evaluations of all runs, each row with its run's names."""
+    sizes = [len(run.metrics) for _, run in ended]
+    names = {name: np.repeat([names[name] for names, _ in ended], sizes) for name in ended[0][0]}
+    return names | {name: np.concatenate([run.metrics[name] for _, run in ended]) for name in ended[0][1].metrics}
+
+
 def label_of(names: Mapping[str, Any]) -> str:
     """A run's names in one text, but for the seed."""
     return ", ".join(str(names[name]) for name in ("algorithm", "problem", "speeds") if name in names)
@@ -92,100 +110,287 @@ def label_of(names: Mapping[str, Any]) -> str:
 def sweep(
     grid: Mapping[str, Sequence[Any]],
     problem: ProblemOf | None = None,
-    speeds: SpeedsOf | None = None,
+    speeds: FleetOf | None = None,
     *,
-    folder: str | Path | None = None,
-    device: str | None = None,
-    cores: int | None = None,
-    precision: str = "float32",
-    batch: bool | None = None,
-    memory: float | None = None,
-    report: Report | None = None,
-    progress: bool = True,
-    **options: Any,
+    updates: int | None = None,
+    time: float | None = None,
+    seed: int = 0,
+    watch: Sequence[Watch] | Reporting = (),
+    folder: str | Path | Saving | None = None,
+    checkpoint_every: int | None = None,
+    evaluation: Evaluation | None = None,
+    compute: Compute | None = None,
+    server: Server | None = None,
 ) -> Sweep:
     """Simulate every point of a grid and give one tidy table.
 
-    ``grid`` maps "algorithm", "problem", "speeds", "seed", or a setting of the algorithms such as "lr", to the values it
-    takes; all combinations are run. A seed names every random choice of a run, as in ``simulate``; what cannot follow it
-    stays the same, and a warning and the table's ``notes`` say so. Problems and speeds may be functions of the seed. On a
-    GPU, or with ``batch``, runs that share a schedule advance together and
-    the gradients of all are taken in as few calls as possible; their results are those of single runs to rounding, in
-    exactly the same order of arrivals. Elsewhere they are computed one after the other. With a ``folder`` each run has one
-    of its own in it, and what is there already is not computed again. What needs more than ``memory`` bytes, by default
-    half of what is free, runs in parts. ``report`` is told the share that is done and what is going on, or nothing while a
-    run is computed by itself; ``options`` are those of ``simulate``. A run that fails is left out of the table and stands
-    in its ``failed``.
+    Arguments:
+        grid: maps "algorithm", "problem", "speeds", "seed", or a setting of the algorithms such as "lr", to the values it
+            takes; all combinations are run.
+        problem, speeds: those of all runs, where the grid has none; they may be functions of the seed.
+        folder: each run has a folder of its own in it, and what is there already is not computed again.
+
+    The others are those of ``simulate``. A seed names every random choice of a run; what cannot follow it stays the same,
+    and a warning and the table's ``notes`` say so. On a GPU, or with ``dd.Compute(batch=True)``, runs that share a schedule
+    advance together and the gradients of all are taken in as few calls as possible; their results are those of single runs
+    to rounding, in exactly the same order of arrivals. Elsewhere they are computed one after the other. A run that fails is
+    left out of the table and stands in its ``failed``.
+
+    Example:
+        >>> table = dd.sweep({"algorithm": [dd.DuDe(lr=0.05)], "lr": [0.01, 0.05], "seed": [0, 1]},
+        ...                  dd.Digits(workers=10), dd.TruncatedNormalSpeeds(10, std=5.0), updates=1000)
     """
-    seed = plain_number(options.pop("seed", 0))
-    if folder is not None:
-        require_path("folder", folder)
+    saving = Saving.of(folder, checkpoint_every)
     if not isinstance(grid, Mapping):
         raise BadInput(
             f"the grid is {shown(grid)}; expected lists by name: {{'algorithm': [dd.DuDe(lr=0.05)], 'seed': [0, 1]}}."
         )
-    points = list(grid_points(grid, problem, speeds, None if folder is None else Path(folder), seed))
-    notes: list[str] = []
-    for one in grid.get("problem", [problem]):
-        for other in grid.get("speeds", [speeds]):
-            notes += [note for note in unvaried(one, other, grid.get("seed", [seed])) if note not in notes]
-    where: dict[str, Any] = {"device": device, "cores": cores, "precision": precision, "batch": batch, "memory": memory}
-    return computed(points, report=report, progress=progress, notes=warned(notes), **where, **options)
+    points, notes = grid_points(grid, problem, speeds, saving.path, plain_number(seed))
+    options = Options.of(updates, time, saving, evaluation, compute, server)
+    return run_points(points, options, watch=Reporting.of(watch), notes=notes)
 
 
-def warned(unvaried: Sequence[str]) -> list[str]:
+def compare(
+    algorithms: Sequence[Algorithm[Any]] | Mapping[str, Algorithm[Any]],
+    problem: ProblemOf,
+    speeds: FleetOf,
+    *,
+    seeds: Sequence[int] | int = (0,),
+    updates: int | None = None,
+    time: float | None = None,
+    watch: Sequence[Watch] | Reporting = (),
+    folder: str | Path | Saving | None = None,
+    checkpoint_every: int | None = None,
+    evaluation: Evaluation | None = None,
+    compute: Compute | None = None,
+    server: Server | None = None,
+) -> Sweep:
+    """Simulate every algorithm with every seed and give one tidy table: a sweep over methods and seeds.
+
+    Arguments:
+        algorithms: the methods, or methods by the names that the table calls them.
+        seeds: a run of each method for each; a seed names split, minibatches, noise, speeds, initial weights and the
+            server's draws alike.
+
+    The others are those of ``sweep``.
+
+    Example:
+        >>> table = dd.compare([dd.DuDe(lr=0.05), dd.VanillaASGD(lr=0.05)], dd.Digits(workers=10),
+        ...                    dd.TruncatedNormalSpeeds(10, std=5.0), seeds=[0, 1, 2], time=500)
+    """
+    saving, methods = Saving.of(folder, checkpoint_every), named(algorithms)
+    numbers = [seeds] if isinstance(plain_number(seeds), int) else seeds
+    if isinstance(numbers, str) or not isinstance(numbers, Iterable):
+        raise BadInput(f"seeds is {shown(seeds)}; expected several seeds, seeds=[0, 1, 2], or one, seeds=1.")
+    numbers = [plain_number(one) for one in numbers]
+    if not all(isinstance(one, int) for one in numbers) or not numbers or len(set(numbers)) != len(numbers):
+        raise BadInput(f"seeds is {shown(numbers)}; expected at least one whole number, each only once.")
+    grid = {"seed": numbers, "algorithm": list(methods.values())}
+    points, notes = grid_points(grid, problem, speeds, saving.path, 0, list(methods))
+    options = Options.of(updates, time, saving, evaluation, compute, server)
+    table = run_points(points, options, watch=Reporting.of(watch), notes=notes)
+    if saving.path is not None:
+        save_table(saving.path / "comparison.parquet", table.columns)
+    return table
+
+
+def named(algorithms: Sequence[Algorithm[Any]] | Mapping[str, Algorithm[Any]]) -> dict[str, Algorithm[Any]]:
+    """The algorithms of a comparison by their labels."""
+    several: Any = algorithms.values() if isinstance(algorithms, Mapping) else algorithms
+    methods: list[Any] = list(several) if isinstance(several, Iterable) else [None]
+    if not all(isinstance(method, Algorithm) for method in methods):
+        raise BadInput(
+            f"the algorithms are {shown(algorithms)}; expected a list of them: [dd.DuDe(lr=0.05), dd.SyncSGD(lr=0.5)]."
+        )
+    names = dict(algorithms) if isinstance(algorithms, Mapping) else {label(method): method for method in methods}
+    for name in names:
+        if not isinstance(name, str) or not name.isprintable() or not name.strip():
+            raise BadInput(f"the algorithms have {shown(name)} for a name; expected a text that can be printed.")
+    if not names or len(names) != len(methods):
+        labels = [label(method) for method in methods]
+        raise BadInput(
+            f"the algorithms are {shown(labels)}; expected at least one, each only once, such as 'dude[lr=0.05]'."
+        )
+    return names
+
+
+def grid_points(
+    grid: Mapping[str, Sequence[Any]],
+    problem: ProblemOf | None,
+    speeds: FleetOf | None,
+    folder: Path | None,
+    seed: int,
+    labels: Sequence[str] | None = None,
+) -> tuple[list[Point], list[str]]:
+    """Every point of the grid, and what does not vary with the seed; ``labels`` are the names of the algorithms."""
+    axes = _axes(grid, problem, speeds)
+    seeds = axes.get("seed", [seed])
+    constant: list[str] = []
+    for one, other in itertools.product(axes["problem"], axes["speeds"]):
+        constant += [what for what in unvaried(one, SimulatedFleet.of(other).speeds, seeds) if what not in constant]
+    return list(_points(axes, seeds, folder, labels)), warn_of_constant(constant)
+
+
+def warn_of_constant(constant: Sequence[str]) -> list[str]:
     """Warn of what does not vary with the seed; returns the warning as a note."""
-    notes = [f"the same for all seeds: {' and '.join(unvaried)}; the spread is that of the rest alone"] if unvaried else []
+    notes = [f"the same for all seeds: {' and '.join(constant)}; the spread is that of the rest alone"] if constant else []
     for note in notes:
         own = "leave its own seed out, or " if "of its own" in note else ""
         how = f"{own}pass a function: problem=lambda seed: ..., speeds=lambda seed: ..."
-        warnings.warn(f"{note}. To vary it, {how}", stacklevel=3)
+        warnings.warn(f"{note}. To vary it, {how}", stacklevel=4)
     return notes
 
 
-def computed(
-    points: Sequence[Point],
-    *,
-    cores: int | None = None,
-    memory: float | None = None,
-    report: Report | None = None,
-    shown: Shown | None = None,
-    progress: bool = False,
-    notes: Sequence[str] = (),
-    **options: Any,
-) -> Sweep:
-    """The runs of these points; ``shown`` gives more options for a run that is computed by itself."""
-    known = set(inspect.signature(simulate).parameters) - {"algorithm", "problem", "speeds", "seed", "folder", "go_on"}
-    for name in options:
+def _axes(grid: Mapping[str, Sequence[Any]], problem: ProblemOf | None, speeds: FleetOf | None) -> dict[str, list[Any]]:
+    axes: dict[str, list[Any]] = {"problem": [problem], "speeds": [speeds]}
+    for name, values in grid.items():
+        if getattr(values, "ndim", 0) == 1 and hasattr(values, "tolist"):  # numbers of numpy's or torch's
+            values = values.tolist()
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise BadInput(f"the grid's {name!r} is {shown(values)}; expected a list of at least one value.")
+        axes[name] = [plain_number(value) for value in values]
+    if (count := math.prod(map(len, axes.values()))) > _MOST:
+        raise BadInput(f"the grid has {count:,} runs; expected {_MOST:,} at most. Take fewer values.")
+    if "algorithm" not in axes:
+        raise BadInput("the grid has no 'algorithm'; give at least one, such as {'algorithm': [dd.DuDe(lr=0.05)]}.")
+    for name in ("problem", "speeds"):
+        if name not in grid and axes[name] == [None]:
+            raise BadInput(f"no {name} is given; pass it after the grid, or several of them in it.")
+    for value in axes.get("seed", []):
+        if not isinstance(value, int):
+            raise BadInput(f"the grid's 'seed' has {shown(value)}; expected whole numbers.")
+    return axes
+
+
+def _points(
+    axes: Mapping[str, list[Any]], seeds: Sequence[int], folder: Path | None, labels: Sequence[str] | None
+) -> Iterator[Point]:
+    """Every point of the grid, its names chosen so that no two are alike."""
+    settings = [name for name in axes if name not in _AXES]
+    problems = {(i, seed): seeded_problem(given, seed) for i, given in enumerate(axes["problem"]) for seed in seeds}
+    fleets = {(j, seed): _seeded_fleet(given, seed) for j, given in enumerate(axes["speeds"]) for seed in seeds}
+    texts = {
+        "problem": _told_apart([problems[i, seeds[0]] for i in range(len(axes["problem"]))]),
+        "speeds": _told_apart([fleets[j, seeds[0]].speeds for j in range(len(axes["speeds"]))]),
+    }
+    seen: set[str] = set()
+    for chosen in itertools.product(*(range(len(values)) for values in axes.values())):
+        at = dict(zip(axes, chosen, strict=True))
+        seed = axes["seed"][at["seed"]] if "seed" in axes else seeds[0]
+        own = {name: axes[name][at[name]] for name in settings}
+        method = _with_settings(axes["algorithm"][at["algorithm"]], own)
+        name = label(method) if labels is None else labels[at["algorithm"]]
+        several = {axis: (at[axis], text[at[axis]]) for axis, text in texts.items() if len(text) > 1}
+        names = {"algorithm": name, "seed": seed, **own, **{axis: text for axis, (_, text) in several.items()}}
+        place = stem(name, seed, *(f"{axis}{k}" for axis, (k, _) in several.items()))
+        if place in seen:
+            raise BadInput(f"the grid has {names} twice; expected every run only once.")
+        seen.add(place)
+        path = None if folder is None else folder / place
+        yield Point(names, method, problems[at["problem"], seed], fleets[at["speeds"], seed], seed, path)
+
+
+def _seeded_fleet(given: FleetOf, seed: int) -> SimulatedFleet:
+    fleet = SimulatedFleet.of(given)
+    return replace(fleet, speeds=seeded_speeds(fleet.speeds, seed))
+
+
+def _with_settings(algorithm: Any, settings: Mapping[str, Any]) -> Algorithm[Any]:
+    if not isinstance(algorithm, Algorithm):
+        raise BadInput(f"the grid's algorithm has {shown(algorithm)}; expected an algorithm such as dd.DuDe(lr=0.05).")
+    known = [f.name for f in fields(algorithm)]
+    for name in settings:
         if name not in known:
-            raise BadInput(f"the runs have no option {name!r}; {nearest(name, known)}")
-    device, batch = options.get("device"), options.get("batch")
-    require_device(device or "cpu", options.get("precision", "float32"))
+            kind = type(algorithm).__name__
+            raise BadInput(f"the grid has {name!r}, which {kind} does not; {nearest(name, [*known, *_AXES])}")
+    return replace(algorithm, **settings)
+
+
+def _told_apart(things: Sequence[Any]) -> list[str]:
+    """A text for each thing, with a number where the names alone are the same."""
+    texts = [label(thing) for thing in things]
+    return [text if texts.count(text) == 1 else f"{text} ({k})" for k, text in enumerate(texts)]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What all runs of a sweep have in common."""
+
+    updates: int | None
+    time: float | None
+    saving: Saving
+    evaluation: Evaluation
+    compute: Compute
+    server: Server
+
+    @classmethod
+    def of(
+        cls,
+        updates: int | None,
+        time: float | None,
+        saving: Saving,
+        evaluation: Evaluation | None,
+        compute: Compute | None,
+        server: Server | None,
+    ) -> Options:
+        """What was given, with the defaults filled in."""
+        return cls(
+            *(updates, time, saving),
+            given("evaluation", evaluation, Evaluation, "dd.Evaluation(every=100)"),
+            given("compute", compute, Compute, "dd.Compute(threads=2)"),
+            given("server", server, Server, "dd.Server(optimizer='Adam')"),
+        )
+
+    def spec(self, point: Point, problem: Problem) -> RunSpec:
+        """The run of a point."""
+        return specify(
+            point.algorithm,
+            problem,
+            point.fleet,
+            updates=self.updates,
+            time=self.time,
+            seed=point.seed,
+            evaluation=self.evaluation,
+            saving=replace(self.saving, folder=point.path, go_on=True),
+            compute=self.compute,
+            server=self.server,
+        )
+
+
+def run_points(
+    points: Sequence[Point],
+    options: Options,
+    *,
+    watch: Reporting | None = None,
+    display: Display | None = None,
+    notes: Sequence[str] = (),
+) -> Sweep:
+    """The runs of these points; ``display`` shows a run that is computed by itself."""
+    reporting = watch or Reporting(progress=False)
     _require_sound(points, options)
-    total, most = len(points), 0.0
+    most = 0.0
 
     def tell(share: float, text: str) -> None:
         nonlocal most
         most = max(most, share)  # a run that must be done again is no step back
-        if report is not None:
-            report(most, text)
+        if reporting.report is not None:
+            reporting.report(most, text)
 
     tell(0.0, "")
     runs: dict[int, Run] = {}
-    if batches(device or "cpu", batch) and not any(options.get(name) for name in _ALONE):
+    by_itself = reporting.watch or reporting.log or options.server.optimizer or options.server.schedule
+    if batches(options.compute.device or "cpu", options.compute.batch) and not by_itself:
         with ExitStack() as stack:  # problems that a run of another thread computes in have twins here
-            mine = {id(one): stack.enter_context(borrowed(one)) for one in dict.fromkeys(point.problem for point in points)}
-            runs = _side_by_side(
-                [replace(point, problem=mine[id(point.problem)]) for point in points], options, memory, tell
-            )
+            problems = {id(point.problem): point.problem for point in points}
+            mine = {key: stack.enter_context(for_this_thread(problem)) for key, problem in problems.items()}
+            runs = _side_by_side([replace(point, problem=mine[id(point.problem)]) for point in points], options, tell)
     failed: dict[int, str] = {}
     for k, point in enumerate(points):
         if k not in runs:
-            tell((len(runs) + len(failed)) / total, "")
-            what = {**options, "seed": point.seed, "folder": point.path, "go_on": True, "cores": cores}
+            tell((len(runs) + len(failed)) / len(points), "")
             try:
-                with nullcontext({"progress": progress}) if shown is None else shown(point) as more:
-                    runs[k] = simulate(point.algorithm, point.problem, point.speeds, **what, **more)
+                with nullcontext(reporting) if display is None else display(point) as shown_to:
+                    runs[k] = _alone(point, options, shown_to)
             except RunFailed as error:
                 failed[k] = str(error)
             except BadInput as error:  # of the first run it is the user's; later it is that run's own, and others are done
@@ -193,47 +398,52 @@ def computed(
                     raise
                 failed[k] = str(error)
     tell(1.0, "")
-    return Sweep(points, [runs.get(k) for k in range(total)], failed, notes)
+    return Sweep(points, [runs.get(k) for k in range(len(points))], failed, notes)
 
 
-def _require_sound(points: Sequence[Point], options: Mapping[str, Any]) -> None:
+def _alone(point: Point, options: Options, reporting: Reporting) -> Run:
+    with using_threads(options.compute.thread_count), for_this_thread(point.problem) as problem:
+        return start(options.spec(point, problem), reporting)
+
+
+def _require_sound(points: Sequence[Point], options: Options) -> None:
     """Refuse what cannot run before anything is computed."""
     for point in points:
         point.algorithm.init(torch.empty(1), point.problem.workers, Draws(point.seed, "server"))
-    metrics = options.get("metrics")
+    metrics, stop = options.evaluation.metrics, options.evaluation.early_stop
     for point in points[:1]:
         require_metrics(metrics, point.problem)
         taken = sorted({*(metrics or ()), *point.problem.columns} & {*point.names})
         if taken:
             raise BadInput(f"metrics has {taken}, which name the runs of the table; choose other names.")
-    stop = options.get("stop")
     if stop is not None:
-        require_kind("stop", stop, EarlyStop, "dd.EarlyStop(patience=5)")
-        stop(Table({name: np.zeros(1) for name in (*NAMES, *(options.get("metrics") or ()))}))
+        stop(Table({name: np.zeros(1) for name in (*NAMES, *(metrics or ()))}))
 
 
-def _side_by_side(
-    points: Sequence[Point], options: Mapping[str, Any], memory: float | None, tell: Report
-) -> dict[int, Run]:
+def _side_by_side(points: Sequence[Point], options: Options, tell: Report) -> dict[int, Run]:
     """The runs that could be computed together."""
-    placed: dict[tuple[int, bool], Problem] = {}
-    replicas: dict[int, Replica] = {}
-    runs: dict[int, Run] = {}
-    chosen = {name: value for name, value in options.items() if name not in _ALONE}
+    placed: dict[tuple[int, bool], Problem] = {}  # on its device once, however many runs it has
+    members: dict[int, Member] = {}
     for k, point in enumerate(points):
         kind = (id(point.problem), point.algorithm.exact)
-        problem = placed.get(kind, point.problem)  # on its device once, however many runs it has
-        plan = Plan(point.algorithm, problem, point.speeds, seed=point.seed, **chosen)
-        placed[kind] = plan.problem
-        replicas[k] = Replica(plan, point.path)
+        spec = options.spec(point, placed.get(kind, point.problem))
+        placed[kind] = spec.problem
+        members[k] = Member(spec)
     fingerprints: dict[int, str] = {}  # by problem, since they take long for much data
-    for replica in replicas.values():
-        problem = replica.plan.problem
-        if replica.path is not None and id(problem) not in fingerprints:
-            fingerprints[id(problem)] = problem.fingerprint()
-        replica.prepare(fingerprints.get(id(problem), ""), len(replicas))
-    groups = grouped({k: replica for k, replica in replicas.items() if not replica.ended})  # those are only to be read
-    parts = portions(groups, replicas, memory)
+    configs: dict[int, Config] = {}
+    for k, member in members.items():
+        path, problem = member.spec.saving.path, member.spec.problem
+        if path is not None:
+            if id(problem) not in fingerprints:
+                fingerprints[id(problem)] = problem.fingerprint()
+            configs[k] = identified(member.spec, fingerprints[id(problem)])
+            if path.exists():
+                member.folder = Folder(path)
+                require_same(configs[k], member.folder)
+            configs[k] |= {"environment": environment(), "together": len(points)}
+    specs = {k: member.spec for k, member in members.items() if not _has_ended(member)}  # those are only to be read
+    parts = fitting(grouped(specs), specs, options.compute.memory_limit)
+    runs: dict[int, Run] = {}
     for part in parts:
 
         def report(share: float, part: Sequence[Sequence[int]] = part) -> None:
@@ -241,45 +451,120 @@ def _side_by_side(
             text = f"{count} runs side by side" + (f", in {len(parts)} parts" if len(parts) > 1 else "")
             tell((len(runs) + share * count) / len(points), text)
 
-        _compute([[replicas[k] for k in group] for group in part], report)
+        _compute(
+            [[members[k] for k in group] for group in part], [[configs.get(k) for k in group] for group in part], report
+        )
         for k in itertools.chain(*part):
-            run = replicas.pop(k).run
-            if run is not None:
+            if (run := members.pop(k).run) is not None:
                 runs[k] = run
     return runs
 
 
-def _compute(groups: Sequence[Sequence[Replica]], tell: Callable[[float], None]) -> None:
+def _has_ended(member: Member) -> bool:
+    """Whether the run has come to its end before."""
+    try:
+        return member.folder is not None and member.folder.result() is not None
+    except Damaged:  # it is written again
+        return False
+
+
+def _compute(
+    groups: Sequence[Sequence[Member]], configs: Sequence[Sequence[Config | None]], tell: Callable[[float], None]
+) -> None:
     """Bring groups to their ends side by side."""
-    config = groups[0][0].plan.config
+    spec = groups[0][0].spec
     problems: dict[Hashable, list[Problem]] = {}
-    for replica in itertools.chain(*groups):
-        kin = problems.setdefault(_kind(replica), [])
-        if all(replica.plan.problem is not other for other in kin):
-            kin.append(replica.plan.problem)
-    told = clock.monotonic()
+    for member in itertools.chain(*groups):
+        same_kind = problems.setdefault(_kind(member.spec), [])
+        if all(member.spec.problem is not other for other in same_kind):
+            same_kind.append(member.spec.problem)
+    last = clock.monotonic()
 
     def report(share: float) -> None:
-        nonlocal told
-        if clock.monotonic() - told > 0.2:
-            told = clock.monotonic()
+        nonlocal last
+        if clock.monotonic() - last > 0.2:
+            last = clock.monotonic()
             tell(share)
 
-    with using_precision(config["device"], config["precision"]), using_threads(config["threads"]):
+    with using_precision(spec.compute.device or "cpu", spec.compute.precision), using_threads(spec.threads):
         try:
-            turns = {kind: Round(some[0].together(some)) for kind, some in problems.items()}
-            made = []
+            rounds = {kind: Round(some[0].together(some)) for kind, some in problems.items()}
+            runners = []
             for group in groups:
-                kin = problems[_kind(group[0])]
-                which = [next(i for i, p in enumerate(kin) if p is replica.plan.problem) for replica in group]
-                made.append(Group(group, turns[_kind(group[0])], which))
-            advance_all(made, list(turns.values()), report)
+                kind = _kind(group[0].spec)
+                which = [next(i for i, p in enumerate(problems[kind]) if p is member.spec.problem) for member in group]
+                runners.append(_group(group, Batch(rounds[kind], which)))
+            begin = {id(runner): some for runner, some in zip(runners, configs, strict=True)}
+            run_together(runners, lambda runner: _begin(runner, begin[id(runner)]), list(rounds.values()), report)
         except (BadInput, NotSaved):
             raise
         except Exception as error:  # whoever is to blame says so when the runs are computed one by one
             warnings.warn(f"the runs could not be computed side by side ({error}): now one after the other.", stacklevel=5)
 
 
-def _kind(replica: Replica) -> Hashable:
+def _kind(spec: RunSpec) -> Hashable:
     """Equal for runs whose gradients can be taken in one call."""
-    return replica.plan.problem.kin, len(replica.plan.x), replica.plan.x.dtype
+    return spec.problem.kin, len(spec.x), spec.x.dtype
+
+
+def _group(members: Sequence[Member], gradients: Batch) -> Runner:
+    """Runs that share a schedule."""
+    spec = members[0].spec
+    assert isinstance(spec.fleet, SimulatedFleet)
+    spec.require_rules()
+    fleet = LocalFleet(spec.problem, virtual_clock(spec.fleet), spec.algorithm.message, gradients=gradients)
+    loop = Replicas(
+        [member.spec.algorithm for member in members],
+        [member.spec.problem for member in members],
+        fleet,
+        torch.stack([member.spec.x for member in members]),
+        seed=spec.seed,
+        schedule=spec.schedule,
+        metrics=spec.evaluation.metrics,
+        keep_best=spec.evaluation.keeps,
+        table=spec.compute.gradient_table,
+    )
+    return Runner(loop, members)
+
+
+def _begin(runner: Runner, configs: Sequence[Config | None]) -> None:
+    """Begin, or go on from the newest checkpoint that all runs have; those that parted since go on by themselves."""
+    loop, members = runner.loop, runner.members
+    assert isinstance(loop, Replicas)
+    for member in members:
+        if member.folder is not None:
+            member.folder.hold()
+    saved = _saved_together(members)
+    try:
+        if saved is None:
+            loop.begin()
+        else:
+            loop.load_all(*saved)
+            loop.catch_up()
+            runner.saved_here()
+    except Apart:
+        loop.going.clear()
+        return
+    require_possible(loop, members)
+    for k, (member, config) in enumerate(zip(members, configs, strict=True)):
+        path = member.spec.saving.path
+        if member.folder is None and path is not None and config is not None:
+            member.folder = Folder.create(path, config, member.spec.x, member.spec.problem.fixed())
+        if member.folder is not None:
+            member.folder.rewind(*((None,) if saved is None else (saved[0][k], saved[1][k])))
+
+
+def _saved_together(members: Sequence[Member]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]] | None:
+    """What all runs saved at the newest moment for which it is whole, and their traces up to there."""
+    folders = [member.folder for member in members if member.folder is not None]
+    if len(folders) < len(members):
+        return None
+    for moment in sorted(set.intersection(*(folder.moments() for folder in folders)), reverse=True):
+        try:
+            loaded = [folder.load(moment) for folder in folders]
+        except BadInput:  # damaged: an older one may be whole
+            continue
+        whole = [part for part in loaded if part is not None and part[0]["moment"] == moment]
+        if len(whole) == len(folders):
+            return [content for content, _, _ in whole], [rows for _, rows, _ in whole]
+    return None

@@ -1,1 +1,38 @@
-"""Virtual time: speeds, availability, links, clocks, and workers simulated in this process."""
+"""Virtual time: speeds, availability, links, clocks, and workers simulated in this process; public as ``dd.speeds``."""
+
+from .availability import SPEEDS, Absence, AwaySpeeds, dropouts, on_off, told
+from .clocks import join, leave
+from .link import Link
+from .paces import BurstySpeeds, DriftingSpeeds
+from .speeds import (
+    ChangingSpeeds,
+    ExponentialSpeeds,
+    FixedSpeeds,
+    LognormalSpeeds,
+    ParetoSpeeds,
+    RecordedSpeeds,
+    SpeedModel,
+    TruncatedNormalSpeeds,
+)
+
+__all__ = [
+    "SPEEDS",
+    "Absence",
+    "AwaySpeeds",
+    "BurstySpeeds",
+    "ChangingSpeeds",
+    "DriftingSpeeds",
+    "ExponentialSpeeds",
+    "FixedSpeeds",
+    "Link",
+    "LognormalSpeeds",
+    "ParetoSpeeds",
+    "RecordedSpeeds",
+    "SpeedModel",
+    "TruncatedNormalSpeeds",
+    "dropouts",
+    "join",
+    "leave",
+    "on_off",
+    "told",
+]

@@ -34,9 +34,9 @@ def join(worker: int, time: float) -> Change:
 
 def checked_changes(changes: Iterable[Any]) -> list[Change]:
     """What a user gave for the changes of a run, if each can be one; whether there are such workers is not known here."""
-    require_several("changes", changes, "changes, such as dd.leave(0, 10.0)")
+    require_several("changes", changes, "changes, such as dd.speeds.leave(0, 10.0)")
     if isinstance(changes, Change):
-        raise BadInput(f"changes is {shown(changes)}; expected a list of changes: changes=[dd.leave(0, 10.0)].")
+        raise BadInput(f"changes is {shown(changes)}; expected a list of changes: changes=[dd.speeds.leave(0, 10.0)].")
     return [_checked_change(k, change) for k, change in enumerate(changes)]
 
 
@@ -48,8 +48,8 @@ def _checked_change(k: int, given: Any) -> Change:
         good = False
     if not good:
         raise BadInput(
-            f"changes[{k}] is {shown(given)}; expected dd.leave(worker, time) or dd.join(worker, time), with a worker's "
-            "number and a time."
+            f"changes[{k}] is {shown(given)}; expected dd.speeds.leave(worker, time) or dd.speeds.join(worker, time), a "
+            "worker's number and a time."
         )
     return Change(kind, worker, time)
 
@@ -138,8 +138,8 @@ class VirtualClock:
                 or not 0 <= change.time < math.inf
             ):
                 raise BadInput(
-                    f"change {tuple(change)} does not fit; expected dd.leave(worker, time) or dd.join(worker, time) with a "
-                    f"worker in 0..{self._speeds.n - 1} and a time of zero or more."
+                    f"change {tuple(change)} does not fit; expected dd.speeds.leave(worker, time) or "
+                    f"dd.speeds.join(worker, time) with a worker in 0..{self._speeds.n - 1} and a time of zero or more."
                 )
             mine = kinds.setdefault(change.worker, [])
             if change.kind in mine[-1:]:

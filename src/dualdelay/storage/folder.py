@@ -109,7 +109,7 @@ class Folder:
         self._lock = lock
         self._events = 0  # those that are in the parts of the trace
         self._course = Course()  # of what is in them
-        self._key = ""
+        self._key = self._digest = ""
 
     def __enter__(self) -> Folder:
         self.hold()
@@ -188,8 +188,15 @@ class Folder:
             raise
         return cls(path, lock)
 
+    @property
+    def digest(self) -> str:
+        """What the configuration is known by, as it was read or written last."""
+        self._digest = self._digest or json_digest(self.config())
+        return self._digest
+
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write the configuration, with the format of the folder and a digest of itself."""
+        self._digest = json_digest(config)
         write_json(self.path / "config.json", {"format": FORMAT, **config})
 
     def config(self) -> dict[str, Any]:
@@ -298,15 +305,15 @@ class Folder:
                 return {**content, "events": events}, rows, problems
             except BadInput as error:
                 problems.append(str(error).rstrip("."))
-                usable = usable or f" Its weights are whole: dd.simulate or dd.train with start={str(path)!r} begins there."
+                usable = usable or f" Its weights are whole: server=dd.Server(initial_weights={str(path)!r}) begins there."
         if problems:
             said = f"no checkpoint of {self.path} can be used: {'; '.join(dict.fromkeys(problems))}. Start the run anew."
             raise Damaged(said + usable)
         if moment is None and (self.result() is not None or len(self._parts()) > 1):  # there were some
             raise Damaged(
                 f"the checkpoints of {self.path} are missing, without which its run cannot go on. What a finished run has "
-                "left can still be used: dd.load gives it, and start= begins another run with its weights. Otherwise start "
-                "the run anew."
+                "left can still be used: dd.load gives it, and another run may begin with its weights "
+                "(dd.Server(initial_weights=...)). Otherwise start the run anew."
             )
         return None
 

@@ -18,7 +18,8 @@ from torch import Tensor
 from ..algorithms import AutoDuDe, DuDe
 from ..core import Problem
 from ..core.errors import MOST, BadInput, DualDelayError
-from ..runs.run import simulate
+from ..runs.settings import Evaluation, Server
+from ..runs.simulate import simulate
 from ..simulation.speeds import SpeedModel
 from .constants import Constants, constants
 from .staleness import Staleness, delays
@@ -147,7 +148,15 @@ def advise(
         say(0.9, "a short trial run")
         count = max(1, min(_TRIAL * n, _LENGTH) // wait_for)
         try:
-            run = simulate(DuDe(lr, wait_for), problem, speeds, updates=count, start=x, evaluate_every=count, seed=seed)
+            run = simulate(
+                DuDe(lr, wait_for),
+                problem,
+                speeds,
+                updates=count,
+                seed=seed,
+                evaluation=Evaluation(every=count),
+                server=Server(initial_weights=x),
+            )
             later, (first, *_, last) = run.x, run.metrics.objective.tolist()
             if not last <= first:
                 said = f"in a trial of {count} updates with lr={lr:g} and wait_for={wait_for} F rose from {first:.3g} to"

@@ -20,7 +20,8 @@ from ..engine.result import Run
 from ..engine.trace import Trace
 from ..problems import Quadratic
 from ..runs.names import rebuild
-from ..runs.run import simulate
+from ..runs.settings import Compute, Evaluation
+from ..runs.simulate import simulate
 from ..simulation.input_columns import floats
 from ..simulation.speeds import RecordedSpeeds, SpeedModel
 from ..storage.folder import Folder
@@ -152,7 +153,14 @@ def per_job(speeds: SpeedModel, problem: Problem) -> SpeedModel:
 def _trace(speeds: SpeedModel, wait_for: int, updates: int) -> Trace:
     """Who arrives when in DuDe; the problem is as small as can be, since it has no part in that."""
     problem = Quadratic([[0.0]] * speeds.n)
-    return simulate(DuDe(1.0, wait_for), problem, speeds, updates=updates, evaluate_every=updates, cores=1).trace
+    return simulate(
+        DuDe(1.0, wait_for),
+        problem,
+        speeds,
+        updates=updates,
+        evaluation=Evaluation(every=updates),
+        compute=Compute(cores=1),
+    ).trace
 
 
 def _staleness(trace: Trace, workers: int, wait_for: int, notes: tuple[str, ...]) -> Staleness:
@@ -212,7 +220,7 @@ def _model(speeds: Any) -> tuple[SpeedModel, tuple[str, ...]]:
         return measured(recorded_trace(place), workers), ()
     raise BadInput(
         f"speeds is {speeds!r}; expected a dd.SpeedModel, such as dd.FixedSpeeds([1.0, 2.0]), or something recorded: a "
-        "dd.Run, a dd.Trace or a run's folder."
+        "dd.Run, a Trace or a run's folder."
     )
 
 

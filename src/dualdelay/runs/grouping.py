@@ -1,4 +1,4 @@
-"""Which runs can advance together, and how many fit into memory."""
+"""Which runs can advance together, and how many of them fit into memory."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ import torch
 from ..batching.shared_schedule import can_share
 from ..core.devices import free_memory
 from ..core.draws import Draws
-from ..core.errors import plain_number, require_positive
-from .groups import Replica
 from .names import describe
-from .plan import Plan
+from .settings import SimulatedFleet
+from .spec import RunSpec
 
 _SPARE = 0.5  # the share of free memory that states may take; the rest is for gradients
 _AT_ONCE = 256  # replicas in a group
-_TRIALS: dict[Hashable, bool] = {}  # what was found out of methods whose settings are plain, for the sweeps to come
+_SHARING: set[Hashable] = set()  # methods with plain settings that were found to share a schedule, for the sweeps to come
 
 
-def grouped(replicas: Mapping[int, Replica]) -> list[list[int]]:
+def grouped(specs: Mapping[int, RunSpec]) -> list[list[int]]:
     """The runs by what decides their schedule; those that cannot share one are left out."""
     groups: dict[Hashable, list[int]] = {}
     trials: dict[Hashable, bool] = {}
-    for k, replica in replicas.items():
-        plan = replica.plan
-        method = plan.algorithm
+    for k, spec in specs.items():
+        method, workers = spec.algorithm, spec.problem.workers
         settings = tuple((f.name, _key(getattr(method, f.name))) for f in fields(method) if f.name != "lr")
-        kind = (type(method), settings, plan.problem.workers)
-        known = _TRIALS if all(_is_plain(getattr(method, f.name)) for f in fields(method)) else trials
-        if kind not in known:
-            known[kind] = can_share(method, plan.problem.workers)
-        if known[kind]:
-            pace = describe(plan.speeds)
-            speeds = json.dumps(pace) if "name" in pace else id(plan.speeds)
-            costs = tuple(plan.problem.batches(worker) for worker in range(plan.problem.workers))
-            schedule = (kind, speeds, plan.seed, plan.x.dtype, len(plan.x), costs, plan.problem.kin)
+        kind = (type(method), settings, workers)
+        if kind not in _SHARING and kind not in trials:
+            trials[kind] = can_share(method, workers)
+            if trials[kind] and all(_is_plain(getattr(method, f.name)) for f in fields(method)):
+                _SHARING.add(kind)
+        if kind in _SHARING or trials[kind]:
+            assert isinstance(spec.fleet, SimulatedFleet)
+            described = describe(spec.speeds)
+            speeds = json.dumps(described) if "name" in described else id(spec.speeds)
+            costs = tuple(spec.problem.batches(worker) for worker in range(workers))
+            schedule = (kind, speeds, spec.seed, spec.x.dtype, len(spec.x), costs, spec.problem.kin)
             groups.setdefault(schedule, []).append(k)
     return [group[i : i + _AT_ONCE] for group in groups.values() for i in range(0, len(group), _AT_ONCE)]
 
@@ -53,11 +53,11 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str))
 
 
-def bytes_of(plan: Plan) -> int:
+def _bytes(spec: RunSpec) -> int:
     """The memory that a run's state, models in flight and known gradients take."""
-    n, x = plan.problem.workers, plan.x
-    state = plan.algorithm.init(torch.empty_like(x, device="meta"), n, Draws(plan.seed, "server"))
-    half = 0.5 if plan.table == "half" else 0.0 if plan.table == "host" else 1.0
+    n, x = spec.problem.workers, spec.x
+    state = spec.algorithm.init(torch.empty_like(x, device="meta"), n, Draws(spec.seed, "server"))
+    half = {"full": 1.0, "half": 0.5, "host": 0.0}[spec.compute.gradient_table]
     total = 2.0 * n * x.nbytes
     for f in fields(state):
         value = getattr(state, f.name)
@@ -66,33 +66,28 @@ def bytes_of(plan: Plan) -> int:
     return int(total)
 
 
-def portions(
-    groups: Sequence[Sequence[int]], replicas: Mapping[int, Replica], memory: float | None
-) -> list[list[list[int]]]:
-    """The groups in portions that fit into memory one after the other; a group that does not is divided."""
+def fitting(groups: Sequence[Sequence[int]], specs: Mapping[int, RunSpec], limit: float | None) -> list[list[list[int]]]:
+    """The groups in parts that fit into memory one after the other; a group that does not is divided."""
     if not groups:
         return []
-    if memory is not None:
-        require_positive("memory", memory := plain_number(memory))
-    room = _SPARE * free_memory(replicas[groups[0][0]].plan.x.device) if memory is None else memory
+    room = _SPARE * free_memory(specs[groups[0][0]].x.device) if limit is None else limit
     parts: list[list[list[int]]] = [[]]
     used, total = 0, 0
     for group in groups:
         for k in group:
-            size = bytes_of(replicas[k].plan)
+            size = _bytes(specs[k])
             total += size
             if used + size > room and parts[-1]:
                 parts.append([])
                 used = 0
-            same = parts[-1] and parts[-1][-1][0] in group
-            if same:
+            if parts[-1] and parts[-1][-1][0] in group:
                 parts[-1][-1].append(k)
             else:
                 parts[-1].append([k])
             used += size
     if len(parts) > 1:
         warnings.warn(
-            f"the {len(replicas)} runs need about {total / 1e9:.3g} GB and {room / 1e9:.3g} GB are theirs to take: they "
+            f"the {len(specs)} runs need about {total / 1e9:.3g} GB and {room / 1e9:.3g} GB are theirs to take: they "
             f"run in {len(parts)} parts, one after the other.",
             stacklevel=4,
         )

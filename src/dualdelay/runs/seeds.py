@@ -1,4 +1,4 @@
-"""Names of runs, and what a seed names.
+"""What a seed names.
 
 A run's seed names every random choice in it: split, minibatches, noise, speeds, initial weights and the server's own draws.
 A problem or a speed model that was given a seed of its own keeps it.
@@ -6,8 +6,6 @@ A problem or a speed model that was given a seed of its own keeps it.
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -15,24 +13,9 @@ from typing import Any
 from ..core import Problem
 from ..core.errors import BadInput, require_kind
 from ..simulation.speeds import FixedSpeeds, SpeedModel
-
-_LONGEST = 200  # characters of a name: file systems take 255 bytes, and something is put before and after it
+from .settings import SpeedsOf
 
 ProblemOf = Problem | Callable[[int], Problem]
-SpeedsOf = SpeedModel | Callable[[int], SpeedModel]
-
-
-def slug(text: str) -> str:
-    """A label as part of a folder's name, without what means something to a shell."""
-    name = re.sub(r"[^A-Za-z0-9_.=-]+", "-", text).strip("-")
-    if len(name) <= _LONGEST:
-        return name
-    return f"{name[: _LONGEST - 17]}-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:16]}"
-
-
-def stem(label: str, seed: int, *places: str) -> str:
-    """The name of a run's folder among those of others."""
-    return "-".join([slug(label), *places, f"seed{seed}"])
 
 
 def seeded_problem(problem: ProblemOf, seed: int) -> Problem:
@@ -49,7 +32,7 @@ def seeded_problem(problem: ProblemOf, seed: int) -> Problem:
         return problem
 
 
-def seeded_speeds(speeds: SpeedsOf, seed: int) -> SpeedModel:
+def seeded_speeds(speeds: SpeedsOf | None, seed: int) -> SpeedModel:
     """The speeds of a run with this seed, and so the speed models in them."""
     if not isinstance(speeds, SpeedModel) and callable(speeds):
         speeds = speeds(seed)
@@ -66,17 +49,17 @@ def seeded_speeds(speeds: SpeedsOf, seed: int) -> SpeedModel:
     return replace(speeds, **changed) if any(changed[name] is not values[name] for name in changed) else speeds
 
 
-def unvaried(problem: ProblemOf, speeds: SpeedsOf, seeds: Sequence[int]) -> list[str]:
+def unvaried(problem: ProblemOf, speeds: SpeedsOf | None, seeds: Sequence[int]) -> list[str]:
     """What a person may think varies with the seed and does not, in words; a function says itself what varies."""
     if len(seeds) < 2:
         return []
-    said = []
+    reasons = []
     if isinstance(problem, Problem):
         why = f"it was given seed={problem.seed} of its own" if problem.own_seed else problem.unseeded
-        said += [f"the problem ({why})"] if why else []
+        reasons += [f"the problem ({why})"] if why else []
     if isinstance(speeds, SpeedModel) and (why := _unvaried_speeds(speeds)):
-        said.append(f"the speeds ({why})")
-    return said
+        reasons.append(f"the speeds ({why})")
+    return reasons
 
 
 def _unvaried_speeds(speeds: SpeedModel) -> str:

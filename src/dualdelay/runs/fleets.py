@@ -1,0 +1,74 @@
+"""From a specification to workers and the fold that they serve."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+from ..core import Problem
+from ..core.devices import using_precision
+from ..engine.fleet import Fleet
+from ..engine.loop import Loop
+from ..simulation.clocks import RecordedClock, VirtualClock
+from ..simulation.cores import Cores, cores_worth
+from ..simulation.gradients import Batch, Gradients, Round
+from ..simulation.local_fleet import LocalFleet
+from ..simulation.speeds import SpeedModel
+from ..workers.crew import Crew
+from ..workers.ray_fleet import RayFleet
+from .settings import Compute, SimulatedFleet
+from .spec import RecordedFleet, RunSpec
+
+
+@contextmanager
+def open_fleet(spec: RunSpec, output: Path | None = None) -> Iterator[Fleet]:
+    """The workers of a run, let go at the end; what real ones print goes to a folder."""
+    with using_precision(spec.compute.device or "cpu", spec.compute.precision):
+        fleet = _fleet(spec, output)
+        try:
+            yield fleet
+        finally:
+            fleet.close()
+
+
+def _fleet(spec: RunSpec, output: Path | None) -> Fleet:
+    problem, message = spec.problem, spec.algorithm.message
+    if isinstance(spec.fleet, RayFleet):
+        return Crew(spec.fleet, problem, message, output)
+    if isinstance(spec.fleet, RecordedFleet):
+        gradients = _gradients(spec.compute, problem, 1) if spec.compute.batch else None
+        return LocalFleet(problem, RecordedClock(spec.fleet.trace), message, spec.fleet.threads, gradients)
+    gradients = _gradients(spec.compute, problem, spec.threads)
+    return LocalFleet(problem, virtual_clock(spec.fleet), message, gradients=gradients)
+
+
+def virtual_clock(fleet: SimulatedFleet) -> VirtualClock:
+    """The clock that simulated workers go by."""
+    return VirtualClock(cast("SpeedModel", fleet.speeds), fleet.travel, fleet.changes)
+
+
+def _gradients(compute: Compute, problem: Problem, threads: int) -> Gradients:
+    """How the gradients of a simulated fleet are computed: many at once, on several cores, or one at a time."""
+    if compute.batch:
+        return Batch(Round(problem.together([problem])), [0])
+    count = cores_worth(problem, compute.cores)
+    return Gradients(problem) if count == 1 else Cores(problem, count, threads)
+
+
+def make_loop(spec: RunSpec, fleet: Fleet) -> Loop:
+    """A run that is about to begin, to go on or to be replayed."""
+    return Loop(
+        spec.algorithm,
+        spec.problem,
+        fleet,
+        spec.x,
+        seed=spec.seed,
+        schedule=spec.schedule,
+        metrics=spec.evaluation.metrics,
+        on_nonfinite="as recorded" if isinstance(spec.fleet, RecordedFleet) else spec.server.on_nonfinite,
+        optimizer=spec.optimizer,
+        table=spec.compute.gradient_table,
+        keep_best=spec.evaluation.keeps,
+    )

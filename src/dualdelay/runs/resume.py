@@ -1,0 +1,206 @@
+"""Go on with a run from its folder's last good checkpoint."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..core import Algorithm, Problem
+from ..core.devices import using_threads
+from ..core.environment import changes, environment
+from ..core.errors import BadInput, plain_number, require_threads
+from ..engine.evaluation import Metric
+from ..engine.result import Run
+from ..simulation.speeds import SpeedModel
+from ..storage.files import json_digest
+from ..storage.folder import Folder
+from ..workers.ray_fleet import RayFleet
+from .fleets import make_loop, open_fleet
+from .load import best_of, result_of
+from .names import rebuild
+from .optimizer import Maker
+from .record import Config, GivenAgain, from_json, read_config
+from .runner import Member, Runner, result, starting_workers
+from .settings import Reporting, SimulatedFleet, Watch
+from .showing import showing
+from .spec import RecordedFleet, RunSpec, for_this_thread, require_totals
+
+_log = logging.getLogger("dualdelay")
+
+
+def resume(
+    folder: str | Path,
+    updates: int | None = None,
+    time: float | None = None,
+    problem: Problem | None = None,
+    *,
+    algorithm: Algorithm[Any] | None = None,
+    speeds: SpeedModel | SimulatedFleet | None = None,
+    fleet: RayFleet | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    optimizer: Maker = None,
+    schedule: Maker = None,
+    watch: Sequence[Watch] | Reporting = (),
+    cores: int | None = None,
+) -> Run:
+    """Go on from a folder's last good checkpoint, to the totals it was started with or to new ones.
+
+    Arguments:
+        folder: the run's folder.
+        updates, time: new totals; a finished run is returned if they are those it had.
+        problem, algorithm, speeds, metrics, optimizer, schedule: what is your own and cannot be built from the folder has
+            to be passed again. A problem is checked by its fingerprint. A link of your own comes with the speeds, in a
+            ``dd.SimulatedFleet``.
+        fleet: real workers may go on with other settings, but for the number of threads.
+        watch, cores: as in ``simulate``.
+
+    A simulation ends with the same bits as one that was never stopped, on the same kind of processor with the same
+    libraries; on another the run goes on, and its notes and trace say so. Real workers go on in new processes, and what had
+    arrived since the checkpoint is computed again.
+
+    Example:
+        >>> run = dd.resume("runs/mine", updates=5000)
+    """
+    place, reporting = Folder(Path(folder)), Reporting.of(watch)
+    updates, time = plain_number(updates), plain_number(time)
+    if updates is not None or time is not None:
+        require_totals(updates, time)
+    if cores is not None:
+        require_threads("cores", cores)
+    place.config()  # says so if it is no run's folder, which is not locked then
+    with place, ExitStack() as stack:
+        config = read_config(place)
+        stack.enter_context(using_threads(config["server_threads"]))
+        mine = None if problem is None else stack.enter_context(for_this_thread(problem))
+        again = GivenAgain(mine, algorithm, optimizer, schedule, metrics, speeds, cores)
+        spec = from_json(config, place, again, _real_workers(place, config, fleet), "resume")
+        if updates is not None or time is not None:
+            config |= {"updates": updates, "time": time}
+            spec = replace(spec, updates=updates, time=time)
+        return go_on(place, spec, config, reporting)
+
+
+def go_on(place: Folder, spec: RunSpec, config: Config, reporting: Reporting) -> Run:
+    """Go on with the run in a folder, which is locked, to the ends that the specification has."""
+    loaded, (ended_as, wrong) = place.load(), result_of(place)
+    ended, now, notes = "", environment(), list[str]()
+    if loaded is not None and ended_as is not None and ended_as.get("moment") == loaded[0]["moment"]:
+        ended = ended_as["ended"] if ended_as.get("config") == json_digest(config) else ""
+        if ended and spec.real:  # no worker needs to be started
+            try:
+                return _as_it_ended(place, spec, config, ended_as, loaded)
+            except BadInput as error:
+                ended, wrong = "", [*wrong, f"{str(error).rstrip('.')}; what the last checkpoint has is taken"]
+    for warning in wrong:  # what the run says of itself does not change: the files are written again
+        _log.warning("%s", warning)
+    spec.require_end()
+    with (
+        showing(place.path.name, spec.updates, spec.time, progress=reporting.progress, real=spec.real) as display,
+        open_fleet(spec, place.path / "output") as fleet,
+    ):
+        reporting, loop, member = reporting.also(**display), make_loop(spec, fleet), Member(spec, place)
+        if loaded is None:
+            place.rewind(None)
+            if changes(config["environment"], now):  # nothing was done on the other machine that counts
+                config["environment"] = now
+            if config != place.config():
+                place.write_config(config)
+            loop.begin()
+            return Runner(loop, [member], reporting).run()
+        content, rows, problems = loaded
+        notes += [f"{problem}; an older checkpoint was used" for problem in problems]
+        version = content["state"]["version"]
+        if spec.updates is not None and version > spec.updates:
+            notes.append(f"the run has made {version} updates already, more than {spec.updates}")
+        if ended_as is not None and ended_as["ended"] == "stop" and not ended:
+            _log.warning(
+                "the run was stopped early at version %d (%s), and what stopped it still holds; to train on, begin "
+                "another run from it: dd.Server(initial_weights=%r)",
+                *(version, spec.evaluation.early_stop, str(place.path)),
+            )
+        with starting_workers("the run is as it was saved last") if spec.real else nullcontext():
+            loop.load(content, rows)
+        if not ended:
+            place.rewind(content, rows)
+            if config != place.config():
+                place.write_config(config)
+        moved = changes(_last_environment(config, content["events"]), now)
+        if moved and not ended:
+            place.keep_aside(content["arrivals"])
+            loop.recorder.event("machine", loop.now, loop.state.version, text=moved)
+            notes.append(
+                f"from arrival {content['arrivals']} on it was computed on another kind of machine ({moved}): the bits "
+                "are not those of a run that stays where it is"
+            )
+        return Runner(loop, [member], reporting, notes, resumed=not moved).run(ended)
+
+
+_TRUST = {"address": None, "host": "127.0.0.1", "insecure": False}  # what no folder decides, and what is usual
+
+
+def recorded_fleet(folder: str | Path, **trust: Any) -> RayFleet | None:
+    """The real workers of a run that is to go on; whom it trusts (address, host, insecure) is said here alone."""
+    recorded = Folder(Path(folder)).config().get("fleet")
+    if recorded is None:
+        if trust:
+            raise BadInput(
+                f"{folder} is a simulation, which nobody else has to be trusted for; leave out {', '.join(trust)}."
+            )
+        return None
+    unconfirmed = [name for name in _TRUST if recorded.get(name, _TRUST[name]) != _TRUST[name] and name not in trust]
+    if unconfirmed:
+        settings = ", ".join(f"{name}={recorded[name]!r}" for name in unconfirmed)
+        flags = " ".join("--insecure" if name == "insecure" else f"--{name} {recorded[name]}" for name in unconfirmed)
+        raise BadInput(
+            f"{folder} says of its workers {settings}. Whom to trust is not for a folder to decide: if that is right, say "
+            f"so again, with dd.resume(folder, fleet=dd.RayFleet({settings}, ...)) or dualdelay resume {folder} {flags}. "
+            "To go on with workers on this machine alone: fleet=dd.RayFleet(), or --address local."
+        )
+    given = {**_TRUST, **trust, "address": None if trust.get("address") == "local" else trust.get("address")}
+    fleet: RayFleet = rebuild("fleet", {**recorded, **given})
+    return fleet
+
+
+def _real_workers(place: Folder, config: Config, fleet: RayFleet | None) -> RayFleet | None:
+    """The workers that a run goes on with, given again or as they were; None if they are simulated."""
+    if fleet is None:
+        return recorded_fleet(place.path)
+    if "fleet" not in config or fleet.threads != config["threads"]:
+        kind = f"real workers with threads={config['threads']}" if "fleet" in config else "simulated workers"
+        raise BadInput(f"the run was started with {kind}; pass a fleet of the same kind, or none.")
+    return fleet
+
+
+def _last_environment(config: Config, events: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Where a run was computed last: where it began, with the changes that its events tell of."""
+    last = dict(config["environment"])
+    for event in events:
+        if event["kind"] == "machine" and event["worker"] < 0:
+            for change in event["text"].split("; "):
+                key, _, values = change.partition(": ")
+                last[key] = values.partition(" -> ")[2]
+    return last
+
+
+def _as_it_ended(
+    place: Folder,
+    spec: RunSpec,
+    config: Config,
+    ended_as: Mapping[str, Any],
+    loaded: tuple[dict[str, Any], dict[str, Any], list[str]],
+) -> Run:
+    """A finished run of real workers, from what it left behind."""
+    trace = place.trace()
+    recorded = replace(spec, fleet=RecordedFleet(trace), schedule=None)
+    with open_fleet(recorded) as fleet:
+        loop = make_loop(recorded, fleet)
+        loop.load(loaded[0], loaded[1])
+        loop.recorder.events = trace.events
+        time, notes = float(ended_as["time"]), ended_as["notes"]
+        run = result(loop, 0, spec, place.table("metrics"), time, ended_as["ended"], notes, place)
+        best = best_of(place, config, ended_as, run.metrics, loop.state.weights)
+    return replace(run, workers=place.table("workers"), best=best)

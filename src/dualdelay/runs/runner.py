@@ -1,0 +1,438 @@
+"""The runner: it brings one run, or several that share a schedule, to their ends, evaluates and saves them on the way."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..core import Arrival
+from ..core.devices import use_threads, using_threads
+from ..core.errors import RunFailed
+from ..engine.loop import Loop, passed
+from ..engine.monitor import Monitor
+from ..engine.result import Run, plain, troubles
+from ..engine.trace import Table
+from ..simulation.gradients import Round
+from ..simulation.local_fleet import LocalFleet
+from ..storage.files import pack
+from ..storage.folder import Folder
+from .names import describe
+from .settings import Reporting, SimulatedFleet
+from .spec import RunSpec
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM, after the run was saved."""
+
+
+@dataclass
+class Member:
+    """One of the runs that advance together: what it is, where it is kept, and what came of it."""
+
+    spec: RunSpec
+    folder: Folder | None = None
+    run: Run | None = None  # once it has ended
+    judged: int = 0  # evaluations that early stopping has seen
+
+
+class Runner:
+    """Runs under way with one loop: one by itself, or several that share a schedule."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        members: Sequence[Member],
+        reporting: Reporting | None = None,
+        notes: Sequence[str] = (),
+        *,
+        resumed: bool = False,
+    ) -> None:
+        self.loop, self.members = loop, members
+        self._spec = members[0].spec  # what all members have in common
+        self._watch = () if reporting is None else reporting.watch
+        self._monitor = Monitor(reporting.log, loop) if reporting is not None and reporting.log else None
+        self._notes = list(notes)
+        self._interrupted = [False]
+        self._ending = False  # whether what is left is to write down how it ended
+        self.saved_here(resumed=resumed)
+
+    def saved_here(self, *, resumed: bool = True) -> None:
+        """What has happened so far is saved, if the run was resumed; otherwise nothing is."""
+        self._saved = len(self.loop.recorder), self.loop.moment if resumed else -1  # arrivals and moment
+        self._twentieth = int(20 * self.done)
+
+    @property
+    def done(self) -> float:
+        """How much of the way is done."""
+        updates, limit = self._spec.updates, self._spec.time
+        return max(self.loop.state.version / updates if updates else 0.0, self.loop.now / limit if limit else 0.0)
+
+    def step(self) -> bool:
+        """Go to what happens next; False once every run has ended."""
+        if not self.ready():
+            return False
+        self.advance()
+        return True
+
+    def ready(self) -> bool:
+        """End the runs that are at their ends and evaluate what comes before the next event; whether a run is left."""
+        loop, updates, limit = self.loop, self._spec.updates, self._spec.time
+        self._stop_early()
+        if not loop.going:
+            return False
+        if updates is not None and loop.state.version >= updates:
+            self._end("updates")
+            return False
+        due = loop.fleet.peek()
+        if due is None or loop.stuck:
+            raise _nothing_due(loop)
+        if limit is not None and due.time > limit:
+            loop.evaluate_before(math.nextafter(limit, math.inf))
+            self._stop_early()
+            self._end("time")
+            return False
+        if loop.evaluate_before(due.time):
+            self._stop_early()
+        return bool(loop.going)
+
+    def advance(self) -> None:
+        """Let the next event happen, show it to whoever watches, and save if it is time."""
+        loop, before = self.loop, self.loop.state.version
+        arrival = loop.advance()
+        if arrival is not None:
+            for function in self._watch:
+                function(loop.state, arrival)
+        self._report(arrival)
+        if torch.get_num_threads() != self._spec.server_threads:  # a user's function has changed it
+            use_threads(self._spec.server_threads)
+        every = self._spec.saving.every
+        if every is None and self._twentieth != int(20 * self.done):
+            self._twentieth = int(20 * self.done)
+            self.save()
+        elif passed(every, before, loop.state.version):
+            self.save()
+
+    def _report(self, arrival: Arrival | None) -> None:
+        if self._monitor is not None:
+            self._monitor(self.loop, arrival)
+
+    def save(self) -> None:
+        """Write a checkpoint of every run that is going, if something has happened since the last one."""
+        loop = self.loop
+        if self.members[0].folder is None or loop.moment == self._saved[1]:
+            return
+        loop.check()
+        for k in sorted(loop.going):
+            self._save(k)
+        self._saved = len(loop.recorder), loop.moment
+
+    def _save(self, k: int) -> None:
+        folder, loop = self.members[k].folder, self.loop
+        if folder is not None and loop.moment != self._saved[1]:
+            folder.save(loop.save_of(k), loop.rows_of(k, self._saved[0]), self._spec.saving.keep)
+
+    def _stop_early(self) -> None:
+        for k in sorted(self.loop.going):
+            member, evaluation = self.members[k], self.loop.evaluations[k]
+            stop = member.spec.evaluation.early_stop
+            if stop is not None and len(evaluation.rows) > member.judged:
+                member.judged = len(evaluation.rows)
+                if stop(evaluation.table):
+                    self._finish(k, "stop")
+
+    def _end(self, why: str) -> None:
+        self.save()
+        self.loop.check()
+        for k in sorted(self.loop.going):
+            self._finish(k, why)
+
+    def _finish(self, k: int, why: str) -> None:
+        """A run is at its end: evaluate it once more, write down what is left to write, and look at it no more."""
+        loop, member, limit = self.loop, self.members[k], self._spec.time
+        if len(self.members) == 1:
+            self.save()
+        else:
+            self._save(k)
+        if k not in loop.going:  # it has to be done again by itself
+            return
+        rows = loop.evaluations[k].rows
+        now = limit if why == "time" and limit is not None else max([loop.now, *(row["time"] for row in rows[-1:])])
+        metrics = self._last_evaluation(k, now)
+        self._ending = True
+        member.run = result(loop, k, member.spec, metrics, now, why, self._all_notes(k), member.folder)
+        if member.folder is not None:
+            summary = {**plain(member.run.summary()), "notes": list(member.run.notes), "moment": loop.moment}
+            member.folder.finish(member.run, {**summary, "config": member.folder.digest})
+            member.folder.close()
+        if self._monitor is not None:
+            self._monitor.tell_evaluations(metrics.rows())
+            self._monitor.tell(loop)
+        self._ending = False
+        loop.going.discard(k)
+
+    def _last_evaluation(self, k: int, now: float) -> Table:
+        """The evaluations with one at the end, on all data; it is no part of a checkpoint, lest a longer run have it."""
+        loop, evaluation = self.loop, self.loop.evaluations[k]
+        if loop.fleet.measures:
+            loop.fleet.measure_whole(now, loop.state.version, loop.state.weights)
+            while loop.fleet.settle():
+                while loop.fleet.has_measured:
+                    loop.measured()
+                self._report(None)
+                if self._interrupted[0]:
+                    raise self._interruption()
+            return evaluation.table
+        rows, last = evaluation.rows, evaluation.rows[-1] if evaluation.rows else None
+        if last is not None and last["version"] == loop.state.version and last["share"] == 1.0:
+            before = rows[:-1] if math.isclose(last["time"], now, rel_tol=1e-12) else rows
+            rows = [*before, {**last, "time": now}]
+        elif (row := loop.row_of(k, now)) is not None:
+            rows = [*rows, row]
+        return Table.of(rows, rows[0] if rows else evaluation.names)
+
+    def _all_notes(self, k: int) -> list[str]:
+        loop = self.loop
+        notes = [*self._notes, *(f"{what}: {how}" for what, how in loop.evaluations[k].failures.items())]
+        if self._monitor is not None:
+            notes += [f"logger {name}: {how}" for name, how in self._monitor.failures.items()]
+        if loop.left_out and not self._spec.scheduled_by_default:
+            notes.append(
+                f"{loop.left_out} evaluations were left out, because a worker was still busy with the one before; evaluate "
+                "less often, or on fewer samples (dd.Evaluation(samples=...))"
+            )
+        return notes
+
+    def run(self, ended: str = "") -> Run:
+        """Bring a single run to its end, through Ctrl-C and whatever fails; ``ended`` says why if it is there already."""
+        member = self.members[0]
+        with using_threads(self._spec.server_threads), interruptible(member.folder is not None) as self._interrupted:
+            try:
+                if ended:
+                    self._end(ended)
+                else:
+                    self.loop.catch_up()
+                    while self.step():
+                        if self._interrupted[0]:
+                            raise self._interruption()
+            except Interrupted:
+                raise
+            except RunFailed as error:
+                way_on = self._save_at_last(str(error))
+                if not way_on:
+                    raise
+                if not self.loop.fleet.real:
+                    error.add_note(way_on)
+                    raise
+                raise RunFailed(f"{error} {way_on}") from error
+            except (Exception, SystemExit, KeyboardInterrupt) as error:
+                why = "" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
+                if way_on := self._save_at_last(why):
+                    error.add_note(way_on)
+                raise
+            if self._interrupted[0]:
+                raise Interrupted(f"finished and saved after {self.loop.state.version} updates")
+        assert member.run is not None
+        return member.run
+
+    def _interruption(self) -> Interrupted:
+        self._save_and_leave()
+        folder = self.members[0].folder
+        assert folder is not None
+        return Interrupted(f"saved after {self.loop.state.version} updates in {folder.path}; dd.resume goes on")
+
+    def _save_and_leave(self, why: str = "") -> None:
+        """Save a run that does not come to its end, with a model and metrics that can be used as they are."""
+        self.save()
+        folder, evaluation = self.members[0].folder, self.loop.evaluation
+        if folder is not None:
+            model = self.loop.problem.state_dict(self.loop.state.x)
+            folder.leave(evaluation.table, evaluation.workers.table(), model, why)
+
+    def _save_at_last(self, why: str) -> str:
+        """Save a run that cannot go on, as far as that can be done, and say how to go on with it."""
+        folder = self.members[0].folder
+        if folder is None or self._ending:
+            return ""
+        way_on = _way_on(self._spec, folder)
+        if not self.loop.whole:
+            with suppress(RunFailed):
+                folder.fail(why)
+            return f"The last checkpoint stands, for this happened in the middle of an update; go on with {way_on}."
+        try:
+            self._save_and_leave(why)
+        except RunFailed as error:
+            return f"The last checkpoint stands ({error}); go on with {way_on}."
+        return f"It is saved after {self.loop.state.version} updates; go on with {way_on}."
+
+
+def run_together(
+    runners: Sequence[Runner],
+    begin: Callable[[Runner], None],
+    rounds: Sequence[Round],
+    report: Callable[[float], None],
+) -> None:
+    """Bring several groups of runs to their ends side by side, with the gradients that they wait for taken together."""
+    under_way = list[Runner]()
+    saves = any(member.spec.saving.path is not None for runner in runners for member in runner.members)
+    acting: Runner | None = None  # in the middle of a step
+    with interruptible(saves) as interrupted:
+        try:
+            for runner in runners:
+                begin(runner)
+                under_way.append(runner)
+            while under_way:
+                for acting in list(under_way):
+                    if not _until_gradients_lack(acting):
+                        under_way.remove(acting)
+                acting = None
+                for one in rounds:
+                    one.evaluate()
+                report((len(runners) - len(under_way) + sum(runner.done for runner in under_way)) / len(runners))
+                if interrupted[0]:
+                    raise Interrupted("the runs were saved; the same sweep goes on where they are")
+        except BaseException:
+            for runner in under_way:
+                if runner is not acting:
+                    runner.save()
+            raise
+        finally:
+            for member in (member for runner in runners for member in runner.members):
+                if member.folder is not None:
+                    member.folder.close()
+
+
+def _until_gradients_lack(runner: Runner) -> bool:
+    """Advance as far as gradients are known; False once all runs have ended."""
+    fleet = runner.loop.fleet
+    assert isinstance(fleet, LocalFleet)
+    while runner.ready():
+        if not fleet.ready:
+            return True
+        runner.advance()
+    return False
+
+
+def require_possible(loop: Loop, members: Sequence[Member]) -> None:
+    """Say so at the start if there is nothing to stop early by, or if something of a run cannot be saved."""
+    for k, member in enumerate(members):
+        if member.spec.evaluation.early_stop is not None:
+            member.spec.evaluation.early_stop(loop.evaluations[k].table)
+    if members[0].spec.saving.path is not None:
+        pack(loop.save_of(0), {})
+
+
+def result(
+    loop: Loop,
+    k: int,
+    spec: RunSpec,
+    metrics: Table,
+    now: float,
+    ended: str,
+    notes: Sequence[str],
+    folder: Folder | None,
+    *,
+    returns_best: bool | None = None,
+) -> Run:
+    """What a run has come to, with the audit of its sum; if it stopped early it returns its best model."""
+    (state, audit), evaluation, trace = loop.state_of(k), loop.evaluations[k], loop.trace_of(k)
+    if audit is not None and loop.fleet.silent:
+        audit = None
+        silent = f"there is no audit: workers {list(loop.fleet.silent)} did not say at the end what they keep"
+        notes = (*notes, silent)
+    best = evaluation.best if evaluation.best is not None and evaluation.best.x is not None else None
+    early = ended == "stop" if returns_best is None else returns_best
+    weights = best.x if best is not None and early else None
+    return Run(
+        algorithm=spec.algorithm,
+        problem=spec.problem,
+        state=state,
+        trace=trace,
+        metrics=metrics,
+        time=now,
+        ended=ended,
+        audit=audit,
+        folder=None if folder is None else folder.path,
+        notes=tuple(dict.fromkeys([*notes, *troubles(trace.events)])),
+        workers=evaluation.workers.table(),
+        best=best,
+        weights=weights if weights is None else weights.to(state.weights.device),
+    )
+
+
+def _nothing_due(loop: Loop) -> RunFailed:
+    """Why a run cannot go on in which there will never be another update."""
+    gone = loop.fleet.never
+    if not gone and not loop.state.present:
+        return RunFailed(
+            f"all workers have left by time {loop.now:g}, after {loop.state.version} updates, and none joins again. Let "
+            "one stay, or give the run less time or fewer updates."
+        )
+    if not gone:
+        return RunFailed("nothing is in flight and nothing is due: the algorithm gave nobody anything to do.")
+    who = f"worker {gone[0]}" if len(gone) == 1 else f"workers {', '.join(map(str, gone))}"
+    return RunFailed(
+        f"{type(loop.algorithm).__name__} waits for {who}, who will never come back: at time {loop.now:g}, after "
+        f"{loop.state.version} updates, there can be no other. Tell the server who is away "
+        "(dd.SimulatedFleet(speeds, changes=dd.speeds.announced(absences)), on the shell --absences), or use a method that "
+        "waits for nobody (vanilla, or dude after its first update)."
+    )
+
+
+def _way_on(spec: RunSpec, folder: Folder) -> str:
+    """How this run is resumed; what no text can hold has to be passed again, in Python."""
+    parts: list[Any] = [spec.algorithm, spec.problem]
+    if isinstance(spec.fleet, SimulatedFleet):
+        parts += [spec.fleet.speeds, spec.fleet.travel]
+    if any("class" in describe(part) for part in parts) or (spec.optimizer is not None and spec.optimizer.own):
+        return f"dd.resume({str(folder.path)!r}, ...), with what is your own"
+    return f"dualdelay resume {folder.path}"
+
+
+@contextmanager
+def interruptible(active: bool) -> Iterator[list[bool]]:
+    """While this lasts, Ctrl-C, SIGTERM and a lost terminal set the flag and break into no step; a second one does.
+
+    Where a lost terminal was to be ignored (``nohup``) it still is.
+    """
+    asked = [False]
+    before: dict[signal.Signals, Any] = {}
+
+    def ask(number: int, *_: object) -> None:
+        asked[0] = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if number != signal.SIGINT:
+            signal.signal(number, before[signal.Signals(number)])
+
+    if not active or threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number: signal.Signals | None = getattr(signal, name, None)  # Windows has no terminal to lose
+        if number is not None and (name != "SIGHUP" or signal.getsignal(number) == signal.SIG_DFL):
+            before[number] = signal.signal(number, ask)
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def starting_workers(meaning: str) -> Iterator[None]:
+    """While real workers start, SIGTERM interrupts as Ctrl-C does, and either says what that means."""
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler) if main else None
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"real workers were still starting; {meaning}") from None
+    finally:
+        if main:
+            signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,236 @@
+"""The small values that a run's options are grouped into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from ..core import Arrival, State
+from ..core.devices import require_device
+from ..core.errors import (
+    BadInput,
+    plain_number,
+    require_kind,
+    require_one_of,
+    require_path,
+    require_positive,
+    require_several,
+    require_threads,
+    require_whole,
+    shown,
+    take_plain_numbers,
+)
+from ..engine.evaluation import Metric
+from ..engine.monitor import Logger
+from ..engine.result import EarlyStop
+from ..simulation.clocks import Change, checked_changes
+from ..simulation.link import Link
+from ..simulation.speeds import SpeedModel
+from .optimizer import Maker
+
+Watch = Callable[[State, Arrival], None]
+InitialWeights = Tensor | Mapping[str, Tensor] | str | Path | None
+SpeedsOf = SpeedModel | Callable[[int], SpeedModel]
+V = TypeVar("V")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """When the model is evaluated, off the clock, on what, and what follows from it.
+
+    By default a run is evaluated so often that it takes about a tenth of the work, fifty times at most.
+    """
+
+    every: int | None = None
+    """After every so many updates."""
+    seconds: float | None = None
+    """At every so many seconds, simulated or real."""
+    samples: int | None = None
+    """On so many samples of each worker, always the same; the end is evaluated on all."""
+    metrics: Mapping[str, Metric] | None = None
+    """Functions of ``problem.model(x)`` of your own, by name."""
+    best_by: str | None = None
+    """The metric by which the best model is kept, such as "objective" or "max accuracy"."""
+    early_stop: EarlyStop | None = None
+    """When to stop before the end; the run then returns its best model."""
+
+    def __post_init__(self) -> None:
+        take_plain_numbers(self)
+        if self.every is not None:
+            require_whole("every of the evaluation (--evaluate-every)", self.every, 1)
+        if self.seconds is not None:
+            require_positive("seconds of the evaluation (--evaluate-seconds)", self.seconds)
+        if self.samples is not None:
+            require_whole("samples of the evaluation (--evaluate-samples)", self.samples, 1)
+        if self.best_by is not None and not isinstance(self.best_by, str):
+            raise BadInput(f"best_by is {shown(self.best_by)}; expected the name of a metric, such as 'objective'.")
+        if self.early_stop is not None:
+            require_kind("early_stop", self.early_stop, EarlyStop, "dd.EarlyStop(patience=5)")
+            target = plain_number(self.early_stop.target)
+            if target is not None and not (isinstance(target, (int, float)) and target == target):
+                raise BadInput(f"the target of early_stop is {shown(target)}; expected a number.")
+
+    @property
+    def keeps(self) -> str | None:
+        """The metric by which the best model is kept, if that is asked for: early stopping has one, too."""
+        return self.early_stop.keeps if self.best_by is None and self.early_stop is not None else self.best_by
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Where a simulation is computed, by how many threads and how precisely."""
+
+    device: str | None = None
+    """"cpu" or "cuda"; by default where the problem's data are."""
+    cores: int | None = None
+    """Cores that compute jobs in flight on the processor, with the same bits whatever their number; by default all, if a
+    gradient takes longer than handing it over."""
+    precision: str = "float32"
+    """Or "tf32" or "bfloat16", for a network's products and convolutions."""
+    threads: int | None = 1
+    """Threads that torch uses: small models are faster with one, another number gives other bits, None is torch's own."""
+    batch: bool | None = None
+    """Whether jobs in flight are computed many in one call, with other last digits; by default on a GPU."""
+    gradient_table: Literal["full", "half", "host"] = "full"
+    """How a method that remembers gradients keeps them: as they are, in half the memory (bfloat16), or on the host."""
+    memory_limit: float | None = None
+    """Bytes that runs of a sweep may take side by side; by default half of what is free."""
+
+    def __post_init__(self) -> None:
+        take_plain_numbers(self)
+        if self.threads is not None:
+            require_threads("threads", self.threads)
+        if self.cores is not None:
+            require_threads("cores", self.cores)
+        if self.memory_limit is not None:
+            require_positive("memory_limit", self.memory_limit)
+        require_device(self.device or "cpu", self.precision)
+        require_one_of("gradient_table", self.gradient_table, ("full", "half", "host"))
+
+    @property
+    def thread_count(self) -> int:
+        """Threads that torch uses."""
+        count = torch.get_num_threads() if self.threads is None else self.threads
+        require_threads("threads", count)
+        return count
+
+
+@dataclass(frozen=True)
+class Server:
+    """How the server begins, how it moves the weights, and what it does about gradients that are not finite."""
+
+    initial_weights: InitialWeights = None
+    """A flat tensor, a state dict, a file of one, or an earlier run's folder or checkpoint; by default the problem's."""
+    optimizer: Maker = None
+    """A name from torch.optim such as "Adam[betas=(0.9,0.99)]", or a function that makes one; by default plain SGD. The
+    algorithm's lr is the learning rate."""
+    schedule: Maker = None
+    """A name from torch.optim.lr_scheduler such as "StepLR[step_size=100]", or a function that makes one."""
+    on_nonfinite: Literal["retry", "leave", "stop"] = "retry"
+    """A worker whose gradient is not finite tries again, and ten times in a row end the run ("retry") or make the worker
+    "leave"; or the run ends at once ("stop")."""
+
+    def __post_init__(self) -> None:
+        require_one_of("on_nonfinite", self.on_nonfinite, ("retry", "leave", "stop"))
+
+
+@dataclass(frozen=True)
+class Saving:
+    """Where a run is kept, so that it can be killed, resumed and replayed, and how often it is saved."""
+
+    folder: str | Path | None = None
+    every: int | None = None
+    """Updates between two checkpoints; by default twenty checkpoints in all."""
+    keep: int = 3
+    """How many of the newest checkpoints stay."""
+    go_on: bool = False
+    """Whether a folder that holds the same run already is resumed; otherwise it is refused."""
+
+    def __post_init__(self) -> None:
+        take_plain_numbers(self)
+        if self.folder is not None:
+            require_path("folder", self.folder)
+        if self.every is not None:
+            require_whole("checkpoint_every", self.every, 1)
+        require_whole("keep", self.keep, 1)
+
+    @property
+    def path(self) -> Path | None:
+        """The run's folder."""
+        return None if self.folder is None else Path(self.folder)
+
+    @classmethod
+    def of(cls, folder: str | Path | Saving | None, every: int | None) -> Saving:
+        """What was given as a run's folder and its checkpoints."""
+        if not isinstance(folder, Saving):
+            return cls(folder, every)
+        if every is not None:
+            raise BadInput(f"checkpoint_every is {shown(every)}, and the folder a dd.Saving; give dd.Saving(every=...).")
+        return folder
+
+
+@dataclass(frozen=True)
+class Reporting:
+    """Who is shown how a run goes on."""
+
+    watch: Sequence[Watch] = ()
+    """Functions of the state and the arrival, called after every arrival."""
+    log: Sequence[Logger] = ()
+    """Functions of a step and its values, called about once a second and at every evaluation."""
+    progress: bool = True
+    """Whether progress is shown on standard error once a run takes more than two seconds."""
+    report: Callable[[float, str], None] | None = None
+    """Of a sweep: a function that is told the share that is done, and what is going on if several runs are."""
+
+    def __post_init__(self) -> None:
+        require_several("watch", self.watch, "functions of state and arrival")
+        require_several("log", self.log, "functions of values and step")
+
+    def also(self, watch: Sequence[Watch] = (), log: Sequence[Logger] = ()) -> Reporting:
+        """The same with more functions."""
+        return replace(self, watch=(*self.watch, *watch), log=(*self.log, *log))
+
+    @classmethod
+    def of(cls, watch: Sequence[Watch] | Reporting) -> Reporting:
+        """What was given as ``watch``."""
+        return watch if isinstance(watch, Reporting) else cls(watch)
+
+
+@dataclass(frozen=True)
+class SimulatedFleet:
+    """Workers on a virtual clock: how long they compute, how long their messages travel, and who comes and goes."""
+
+    speeds: SpeedsOf | None
+    """A speed model, or in comparisons and sweeps a function that makes one for a seed; None: those of the run that is
+    resumed."""
+    link: Link | None = None
+    """How long messages travel by their size; by default no time."""
+    changes: Sequence[Change] = ()
+    """Workers that leave and join, of which the server hears."""
+
+    def __post_init__(self) -> None:
+        require_kind("link", self.travel, Link, "dd.speeds.Link(latency=0.1)")
+        object.__setattr__(self, "changes", tuple(checked_changes(self.changes)))
+
+    @property
+    def travel(self) -> Link:
+        """How long messages travel."""
+        return self.link or Link()
+
+    @classmethod
+    def of(cls, speeds: SpeedsOf | SimulatedFleet | None) -> SimulatedFleet:
+        """What was given as ``speeds``."""
+        return speeds if isinstance(speeds, SimulatedFleet) else cls(speeds)
+
+
+def given(name: str, value: V | None, kind: type[V], example: str) -> V:
+    """The value that an option was given, or its default."""
+    if value is None:
+        return kind()
+    require_kind(name, value, kind, example)
+    return value

@@ -1,0 +1,155 @@
+"""What begins a run: ``simulate`` on a virtual clock, ``train`` on real workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from ..core import Algorithm, Problem
+from ..core.devices import using_threads
+from ..core.environment import environment
+from ..engine.result import Run
+from ..storage.folder import Folder
+from ..workers.ray_fleet import RayFleet
+from .fleets import make_loop, open_fleet
+from .names import label
+from .record import identified, require_same
+from .resume import go_on
+from .runner import Member, Runner, require_possible, starting_workers
+from .settings import Compute, Evaluation, Reporting, Saving, Server, SimulatedFleet, SpeedsOf, Watch, given
+from .showing import showing
+from .spec import RunSpec, for_this_thread, specify
+
+
+def simulate(
+    algorithm: Algorithm[Any],
+    problem: Problem,
+    speeds: SpeedsOf | SimulatedFleet,
+    *,
+    updates: int | None = None,
+    time: float | None = None,
+    seed: int = 0,
+    watch: Sequence[Watch] | Reporting = (),
+    folder: str | Path | Saving | None = None,
+    checkpoint_every: int | None = None,
+    evaluation: Evaluation | None = None,
+    compute: Compute | None = None,
+    server: Server | None = None,
+) -> Run:
+    """Run an algorithm on a virtual clock until ``updates`` or ``time``, whichever comes first.
+
+    Arguments:
+        algorithm: the method, such as ``dd.DuDe(lr=0.05)``.
+        problem: what is trained, with each worker's data.
+        speeds: how long workers compute, a speed model; or a ``dd.SimulatedFleet``, which also says how long messages
+            travel and which workers leave and join.
+        updates, time: where the run ends: server updates, simulated seconds. Arrivals at exactly ``time`` count.
+        seed: names every random choice: split, minibatches, speeds, initial weights and the server's own draws; a problem
+            or speeds that were given a seed of their own keep it.
+        watch: functions that are called with the state and the arrival after every arrival; or a ``dd.Reporting``, which
+            also has loggers and turns progress off.
+        folder: where the run is kept, so that it can be killed, resumed and replayed; or a ``dd.Saving``.
+        checkpoint_every: updates between two checkpoints, by default a twentieth of the run.
+        evaluation: when the model is evaluated, on what, by which metrics of your own, and when to stop early.
+        compute: device, cores, threads, precision.
+        server: initial weights, optimiser and schedule, and what is done about gradients that are not finite.
+
+    Returns the run: ``run.x`` (final flat weights), ``run.version`` (updates made), ``run.metrics``, ``run.trace``.
+
+    Example:
+        >>> run = dd.simulate(dd.DuDe(lr=0.05), dd.Digits(workers=10, alpha=0.1),
+        ...                   dd.TruncatedNormalSpeeds(10, std=5.0), updates=2000)
+        >>> run.metrics.objective[-1]
+    """
+    reporting, saving = Reporting.of(watch), Saving.of(folder, checkpoint_every)
+    compute = given("compute", compute, Compute, "dd.Compute(threads=2)")
+    with using_threads(compute.thread_count), for_this_thread(problem) as mine:
+        spec = specify(
+            algorithm,
+            mine,
+            SimulatedFleet.of(speeds),
+            updates=updates,
+            time=time,
+            seed=seed,
+            evaluation=given("evaluation", evaluation, Evaluation, "dd.Evaluation(every=100)"),
+            saving=saving,
+            compute=compute,
+            server=given("server", server, Server, "dd.Server(optimizer='Adam')"),
+        )
+        return start(spec, reporting)
+
+
+def train(
+    algorithm: Algorithm[Any],
+    problem: Problem,
+    fleet: RayFleet | None = None,
+    *,
+    updates: int | None = None,
+    time: float | None = None,
+    seed: int = 0,
+    watch: Sequence[Watch] | Reporting = (),
+    folder: str | Path | Saving | None = None,
+    checkpoint_every: int | None = None,
+    evaluation: Evaluation | None = None,
+    server: Server | None = None,
+) -> Run:
+    """Run an algorithm on real workers, one process each, until ``updates`` or ``time`` in seconds, whichever comes first.
+
+    Arguments:
+        fleet: where the workers run, by default on this machine, and what happens when they fail.
+
+    The others mean what they do in ``simulate``. Workers evaluate their part of F between two jobs while the others go on:
+    a gradient goes before an evaluation, and by default evaluations take at most a tenth of any worker's time, on a few of
+    its samples, always the same, as often as that allows, fifty times at most. The last evaluation is of all data. With a
+    ``folder`` the run can be resumed after a crash of the server, and replayed in one process to the same bits; what the
+    workers print is kept there.
+
+    Example:
+        >>> run = dd.train(dd.DuDe(lr=0.05), dd.Digits(workers=4), dd.RayFleet(cpus=0.5), time=60, folder="runs/mine")
+    """
+    reporting, saving = Reporting.of(watch), Saving.of(folder, checkpoint_every)
+    fleet = given("fleet", fleet, RayFleet, "dd.RayFleet()")
+    with using_threads(fleet.server_threads), for_this_thread(problem) as mine:
+        spec = specify(
+            algorithm,
+            mine,
+            fleet,
+            updates=updates,
+            time=time,
+            seed=seed,
+            evaluation=given("evaluation", evaluation, Evaluation, "dd.Evaluation(every=100)"),
+            saving=saving,
+            compute=Compute(),
+            server=given("server", server, Server, "dd.Server(optimizer='Adam')"),
+        )
+        return start(spec, reporting)
+
+
+def start(spec: RunSpec, reporting: Reporting) -> Run:
+    """Begin a run and bring it to its end, or go on with it where its folder says so."""
+    path = spec.saving.path
+    if path is not None and spec.saving.go_on and path.exists():
+        folder = Folder(path)
+        require_same(identified(spec), folder)
+        with folder:
+            return go_on(folder, spec, folder.config(), reporting)
+    spec.require_rules()
+    if path is not None:
+        Folder.require_new(path)  # before anything is computed for it
+    output = None if path is None else path / "output"
+    with (
+        showing(label(spec.algorithm), spec.updates, spec.time, progress=reporting.progress, real=spec.real) as display,
+        open_fleet(spec, output) as fleet,
+    ):
+        reporting, member, loop = reporting.also(**display), Member(spec), make_loop(spec, fleet)
+        with starting_workers("nothing had begun") if spec.real else nullcontext():
+            loop.begin()
+        if not spec.real:
+            require_possible(loop, [member])
+        if path is None:
+            return Runner(loop, [member], reporting).run()
+        config = {**identified(spec), "environment": environment()}
+        with Folder.create(path, config, spec.x, spec.problem.fixed()) as member.folder:
+            return Runner(loop, [member], reporting).run()
