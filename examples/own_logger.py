@@ -1,4 +1,4 @@
-"""A logger of your own: whatever follows your experiments can follow a run, simulated or real."""
+"""A logger of your own: the tool that tracks your experiments can track a run, simulated or real."""
 
 import json
 import math
@@ -16,8 +16,8 @@ class JsonLines:
         2   mlflow.log_metrics(metrics, step=step)     self._run.log({**metrics, "version": step})
         3   mlflow.end_run()                           self._run.finish()
 
-    An evaluation is told with the version that was evaluated, and on real workers comes later than newer versions. W&B
-    wants its own steps to rise, so there the version is a number beside the others (``define_metric("*", "version")``).
+    An evaluation comes with the version that was evaluated, and on real workers it comes after newer versions. W&B needs
+    steps that rise, so there the version is a number beside the others (``define_metric("*", "version")``).
     """
 
     def __init__(self, path):
@@ -30,12 +30,12 @@ class JsonLines:
             print(json.dumps({"step": step, **metrics}), file=file)  # 2
 
     def __call__(self, version, values):
-        """Take a version and named numbers: vital signs about once a second and at the end, and each evaluation once."""
+        """Take a version and named numbers: how the run stands, about once a second and at the end, and each evaluation."""
         self.log_metrics({name: value for name, value in values.items() if math.isfinite(value)}, step=version)
 
     def close(self):
-        """End, and say where to look."""
-        print(f"the vital signs are in {self._path}")  # 3
+        """End, and print where the numbers are."""
+        print(f"the metrics are in {self._path}")  # 3
 
 
 if __name__ == "__main__":

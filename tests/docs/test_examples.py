@@ -26,9 +26,9 @@ def test_every_example_is_run_here():
 
 def test_own_logger(run):
     out = run("own_logger.py")
-    assert re.fullmatch(r"the vital signs are in metrics.jsonl\n2000 updates, objective 0\.[01]\d\d\n", out), out
-    told = [json.loads(line) for line in Path("metrics.jsonl").read_text().splitlines()]
-    assert told[-1]["step"] == 2000
-    assert [row["step"] for row in told] == sorted(row["step"] for row in told)
-    assert {"loss", "tau_max", "worker/9/rate"} <= set(told[-1])
-    assert sum({"objective", "accuracy"} <= set(row) for row in told) > 10
+    assert re.fullmatch(r"the metrics are in metrics.jsonl\n2000 updates, objective 0\.[01]\d\d\n", out), out
+    rows = [json.loads(line) for line in Path("metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["step"] == 2000
+    assert [row["step"] for row in rows] == sorted(row["step"] for row in rows)
+    assert {"loss", "tau_max", "worker/9/rate"} <= set(rows[-1])
+    assert sum({"objective", "accuracy"} <= set(row) for row in rows) > 10
