@@ -44,11 +44,11 @@ def use_threads(count: int) -> None:
 
 
 @contextmanager
-def using_threads(count: int) -> Iterator[None]:
-    """While this lasts, torch uses so many threads in this thread: another number gives other bits."""
+def using_threads(count: int | None) -> Iterator[None]:
+    """While this lasts, torch uses so many threads in this thread, or as many as now; another number gives other bits."""
     with _counting:
         before = torch.get_num_threads()
-    use_threads(count)
+    use_threads(before if count is None else count)
     try:
         yield
     finally:

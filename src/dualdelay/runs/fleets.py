@@ -25,28 +25,26 @@ from .spec import RecordedFleet, RunSpec
 @contextmanager
 def open_fleet(spec: RunSpec, output: Path | None = None) -> Iterator[Fleet]:
     """The workers of a run, let go at the end; what real ones print goes to a folder."""
+    problem, message = spec.problem, spec.algorithm.message
+    fleet: Fleet
     with using_precision(spec.compute.device or "cpu", spec.compute.precision):
-        fleet = _fleet(spec, output)
+        if isinstance(spec.fleet, RayFleet):
+            fleet = Crew(spec.fleet, problem, message, output)
+        elif isinstance(spec.fleet, RecordedFleet):
+            gradients = _gradients(spec.compute, problem, 1) if spec.compute.batch else None
+            fleet = LocalFleet(problem, RecordedClock(spec.fleet.trace), message, spec.fleet.threads, gradients)
+        else:
+            gradients = _gradients(spec.compute, problem, spec.threads)
+            fleet = LocalFleet(problem, virtual_clock(spec.fleet), message, gradients=gradients)
         try:
             yield fleet
         finally:
             fleet.close()
 
 
-def _fleet(spec: RunSpec, output: Path | None) -> Fleet:
-    problem, message = spec.problem, spec.algorithm.message
-    if isinstance(spec.fleet, RayFleet):
-        return Crew(spec.fleet, problem, message, output)
-    if isinstance(spec.fleet, RecordedFleet):
-        gradients = _gradients(spec.compute, problem, 1) if spec.compute.batch else None
-        return LocalFleet(problem, RecordedClock(spec.fleet.trace), message, spec.fleet.threads, gradients)
-    gradients = _gradients(spec.compute, problem, spec.threads)
-    return LocalFleet(problem, virtual_clock(spec.fleet), message, gradients=gradients)
-
-
 def virtual_clock(fleet: SimulatedFleet) -> VirtualClock:
     """The clock that simulated workers go by."""
-    return VirtualClock(cast("SpeedModel", fleet.speeds), fleet.travel, fleet.changes)
+    return VirtualClock(cast("SpeedModel", fleet.speeds), fleet.link, fleet.changes)
 
 
 def _gradients(compute: Compute, problem: Problem, threads: int) -> Gradients:

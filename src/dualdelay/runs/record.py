@@ -12,6 +12,7 @@ from ..core.errors import BadInput, DualDelayError, plain_number, require_positi
 from ..core.version import __version__
 from ..engine.evaluation import Metric, Schedule
 from ..engine.result import EarlyStop
+from ..problems import exact
 from ..simulation.clocks import Change
 from ..simulation.speeds import SpeedModel
 from ..storage.folder import Folder, digest_of
@@ -19,8 +20,8 @@ from ..workers.ray_fleet import RayFleet
 from .names import describe, rebuild
 from .optimizer import Maker, optimizer_of
 from .seeds import seeded_problem, seeded_speeds
-from .settings import Compute, Evaluation, Saving, Server, SimulatedFleet
-from .spec import RecordedFleet, RunSpec, require_totals, with_gradients_for, with_room
+from .settings import NO_LINK, Compute, Evaluation, Saving, Server, SimulatedFleet
+from .spec import RecordedFleet, RunSpec, require_totals, with_room
 
 Config = dict[str, Any]
 
@@ -70,7 +71,7 @@ def to_json(spec: RunSpec) -> Config:
             "precision": spec.compute.precision,
             "batch": spec.compute.batch,
             "speeds": describe(spec.fleet.speeds),
-            "link": describe(spec.fleet.travel),
+            "link": describe(spec.fleet.link),
             "changes": [list(change) for change in spec.fleet.changes],
         }
     return config | {"fleet": describe(spec.fleet)}
@@ -167,7 +168,7 @@ def _evaluation(config: Config, metrics: Mapping[str, Metric] | None) -> Evaluat
 def _simulated(config: Config, given: SpeedModel | SimulatedFleet | None) -> SimulatedFleet:
     fleet = None if given is None else SimulatedFleet.of(given)
     speeds = None if fleet is None or fleet.speeds is None else seeded_speeds(fleet.speeds, config["seed"])
-    link = None if fleet is None else fleet.link
+    link = None if fleet is None or fleet.link == NO_LINK else fleet.link
     return SimulatedFleet(
         rebuild("speeds", config["speeds"], speeds),
         rebuild("link", config["link"], link),
@@ -180,7 +181,8 @@ def _problem(
 ) -> Problem:
     """The problem of a run's folder, built again or given again, and checked."""
     problem = rebuild("problem", config["problem"], verb=verb) if given is None else given
-    problem = with_gradients_for(algorithm, seeded_problem(problem, config["seed"]))
+    problem = seeded_problem(problem, config["seed"])
+    problem = exact(problem) if algorithm.exact else problem
     problem = with_room(problem, config.get("fleet", {}).get("room", 0))
     if "device" in config:
         require_device(config["device"], config["precision"])

@@ -61,11 +61,12 @@ class Runner:
         self._notes = list(notes)
         self._interrupted = [False]
         self._ending = False  # whether what is left is to write down how it ended
-        self.saved_here(resumed=resumed)
+        self._saved = len(loop.recorder), loop.moment if resumed else -1  # arrivals and moment of the last checkpoint
+        self._twentieth = int(20 * self.done)
 
-    def saved_here(self, *, resumed: bool = True) -> None:
-        """What has happened so far is saved, if the run was resumed; otherwise nothing is."""
-        self._saved = len(self.loop.recorder), self.loop.moment if resumed else -1  # arrivals and moment
+    def resumed(self) -> None:
+        """The loop was loaded: what has happened so far is saved."""
+        self._saved = len(self.loop.recorder), self.loop.moment
         self._twentieth = int(20 * self.done)
 
     @property
@@ -73,13 +74,6 @@ class Runner:
         """How much of the way is done."""
         updates, limit = self._spec.updates, self._spec.time
         return max(self.loop.state.version / updates if updates else 0.0, self.loop.now / limit if limit else 0.0)
-
-    def step(self) -> bool:
-        """Go to what happens next; False once every run has ended."""
-        if not self.ready():
-            return False
-        self.advance()
-        return True
 
     def ready(self) -> bool:
         """End the runs that are at their ends and evaluate what comes before the next event; whether a run is left."""
@@ -218,7 +212,8 @@ class Runner:
                     self._end(ended)
                 else:
                     self.loop.catch_up()
-                    while self.step():
+                    while self.ready():
+                        self.advance()
                         if self._interrupted[0]:
                             raise self._interruption()
             except Interrupted:
@@ -389,7 +384,7 @@ def _way_on(spec: RunSpec, folder: Folder) -> str:
     """How this run is resumed; what no text can hold has to be passed again, in Python."""
     parts: list[Any] = [spec.algorithm, spec.problem]
     if isinstance(spec.fleet, SimulatedFleet):
-        parts += [spec.fleet.speeds, spec.fleet.travel]
+        parts += [spec.fleet.speeds, spec.fleet.link]
     if any("class" in describe(part) for part in parts) or (spec.optimizer is not None and spec.optimizer.own):
         return f"dd.resume({str(folder.path)!r}, ...), with what is your own"
     return f"dualdelay resume {folder.path}"

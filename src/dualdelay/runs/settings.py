@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
-import torch
 from torch import Tensor
 
 from ..core import Arrival, State
@@ -36,7 +35,7 @@ from .optimizer import Maker
 Watch = Callable[[State, Arrival], None]
 InitialWeights = Tensor | Mapping[str, Tensor] | str | Path | None
 SpeedsOf = SpeedModel | Callable[[int], SpeedModel]
-V = TypeVar("V")
+NO_LINK = Link()
 
 
 @dataclass(frozen=True)
@@ -112,13 +111,6 @@ class Compute:
         require_device(self.device or "cpu", self.precision)
         require_one_of("gradient_table", self.gradient_table, ("full", "half", "host"))
 
-    @property
-    def thread_count(self) -> int:
-        """Threads that torch uses."""
-        count = torch.get_num_threads() if self.threads is None else self.threads
-        require_threads("threads", count)
-        return count
-
 
 @dataclass(frozen=True)
 class Server:
@@ -144,25 +136,23 @@ class Saving:
     """Where a run is kept, so that it can be killed, resumed and replayed, and how often it is saved."""
 
     folder: str | Path | None = None
+    """The run's folder, which is made; None: it is not saved."""
     every: int | None = None
     """Updates between two checkpoints; by default twenty checkpoints in all."""
     keep: int = 3
     """How many of the newest checkpoints stay."""
     go_on: bool = False
     """Whether a folder that holds the same run already is resumed; otherwise it is refused."""
+    path: Path | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         take_plain_numbers(self)
         if self.folder is not None:
             require_path("folder", self.folder)
+            object.__setattr__(self, "path", Path(self.folder))
         if self.every is not None:
             require_whole("checkpoint_every", self.every, 1)
         require_whole("keep", self.keep, 1)
-
-    @property
-    def path(self) -> Path | None:
-        """The run's folder."""
-        return None if self.folder is None else Path(self.folder)
 
     @classmethod
     def of(cls, folder: str | Path | Saving | None, every: int | None) -> Saving:
@@ -208,19 +198,14 @@ class SimulatedFleet:
     speeds: SpeedsOf | None
     """A speed model, or in comparisons and sweeps a function that makes one for a seed; None: those of the run that is
     resumed."""
-    link: Link | None = None
+    link: Link = NO_LINK
     """How long messages travel by their size; by default no time."""
     changes: Sequence[Change] = ()
     """Workers that leave and join, of which the server hears."""
 
     def __post_init__(self) -> None:
-        require_kind("link", self.travel, Link, "dd.speeds.Link(latency=0.1)")
+        require_kind("link", self.link, Link, "dd.speeds.Link(latency=0.1)")
         object.__setattr__(self, "changes", tuple(checked_changes(self.changes)))
-
-    @property
-    def travel(self) -> Link:
-        """How long messages travel."""
-        return self.link or Link()
 
     @classmethod
     def of(cls, speeds: SpeedsOf | SimulatedFleet | None) -> SimulatedFleet:
@@ -228,9 +213,4 @@ class SimulatedFleet:
         return speeds if isinstance(speeds, SimulatedFleet) else cls(speeds)
 
 
-def given(name: str, value: V | None, kind: type[V], example: str) -> V:
-    """The value that an option was given, or its default."""
-    if value is None:
-        return kind()
-    require_kind(name, value, kind, example)
-    return value
+USUAL_EVALUATION, USUAL_COMPUTE, USUAL_SERVER = Evaluation(), Compute(), Server()

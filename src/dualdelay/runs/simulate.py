@@ -10,6 +10,7 @@ from typing import Any
 from ..core import Algorithm, Problem
 from ..core.devices import using_threads
 from ..core.environment import environment
+from ..core.errors import require_kind
 from ..engine.result import Run
 from ..storage.folder import Folder
 from ..workers.ray_fleet import RayFleet
@@ -18,7 +19,19 @@ from .names import label
 from .record import identified, require_same
 from .resume import go_on
 from .runner import Member, Runner, require_possible, starting_workers
-from .settings import Compute, Evaluation, Reporting, Saving, Server, SimulatedFleet, SpeedsOf, Watch, given
+from .settings import (
+    USUAL_COMPUTE,
+    USUAL_EVALUATION,
+    USUAL_SERVER,
+    Compute,
+    Evaluation,
+    Reporting,
+    Saving,
+    Server,
+    SimulatedFleet,
+    SpeedsOf,
+    Watch,
+)
 from .showing import showing
 from .spec import RunSpec, for_this_thread, specify
 
@@ -34,9 +47,9 @@ def simulate(
     watch: Sequence[Watch] | Reporting = (),
     folder: str | Path | Saving | None = None,
     checkpoint_every: int | None = None,
-    evaluation: Evaluation | None = None,
-    compute: Compute | None = None,
-    server: Server | None = None,
+    evaluation: Evaluation = USUAL_EVALUATION,
+    compute: Compute = USUAL_COMPUTE,
+    server: Server = USUAL_SERVER,
 ) -> Run:
     """Run an algorithm on a virtual clock until ``updates`` or ``time``, whichever comes first.
 
@@ -64,8 +77,8 @@ def simulate(
         >>> run.metrics.objective[-1]
     """
     reporting, saving = Reporting.of(watch), Saving.of(folder, checkpoint_every)
-    compute = given("compute", compute, Compute, "dd.Compute(threads=2)")
-    with using_threads(compute.thread_count), for_this_thread(problem) as mine:
+    require_kind("compute", compute, Compute, "dd.Compute(threads=2)")
+    with using_threads(compute.threads), for_this_thread(problem) as mine:
         spec = specify(
             algorithm,
             mine,
@@ -73,10 +86,10 @@ def simulate(
             updates=updates,
             time=time,
             seed=seed,
-            evaluation=given("evaluation", evaluation, Evaluation, "dd.Evaluation(every=100)"),
+            evaluation=evaluation,
             saving=saving,
             compute=compute,
-            server=given("server", server, Server, "dd.Server(optimizer='Adam')"),
+            server=server,
         )
         return start(spec, reporting)
 
@@ -92,8 +105,8 @@ def train(
     watch: Sequence[Watch] | Reporting = (),
     folder: str | Path | Saving | None = None,
     checkpoint_every: int | None = None,
-    evaluation: Evaluation | None = None,
-    server: Server | None = None,
+    evaluation: Evaluation = USUAL_EVALUATION,
+    server: Server = USUAL_SERVER,
 ) -> Run:
     """Run an algorithm on real workers, one process each, until ``updates`` or ``time`` in seconds, whichever comes first.
 
@@ -110,7 +123,8 @@ def train(
         >>> run = dd.train(dd.DuDe(lr=0.05), dd.Digits(workers=4), dd.RayFleet(cpus=0.5), time=60, folder="runs/mine")
     """
     reporting, saving = Reporting.of(watch), Saving.of(folder, checkpoint_every)
-    fleet = given("fleet", fleet, RayFleet, "dd.RayFleet()")
+    fleet = RayFleet() if fleet is None else fleet
+    require_kind("fleet", fleet, RayFleet, "dd.RayFleet()")
     with using_threads(fleet.server_threads), for_this_thread(problem) as mine:
         spec = specify(
             algorithm,
@@ -119,10 +133,10 @@ def train(
             updates=updates,
             time=time,
             seed=seed,
-            evaluation=given("evaluation", evaluation, Evaluation, "dd.Evaluation(every=100)"),
+            evaluation=evaluation,
             saving=saving,
-            compute=Compute(),
-            server=given("server", server, Server, "dd.Server(optimizer='Adam')"),
+            compute=USUAL_COMPUTE,
+            server=server,
         )
         return start(spec, reporting)
 

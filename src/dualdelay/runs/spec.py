@@ -113,7 +113,10 @@ def specify(
     """The run that a caller asks for; refuses what cannot be."""
     updates, time, seed = map(plain_number, (updates, time, seed))
     require_kind("algorithm", algorithm, Algorithm, "dd.DuDe(lr=0.05)")
-    problem = with_gradients_for(algorithm, seeded_problem(problem, seed))
+    require_kind("evaluation", evaluation, Evaluation, "dd.Evaluation(every=100)")
+    require_kind("server", server, Server, "dd.Server(optimizer='Adam')")
+    problem = seeded_problem(problem, seed)
+    problem = exact(problem) if algorithm.exact else problem
     require_totals(updates, time)
     speeds: SpeedModel | None = None
     if isinstance(fleet, RayFleet):
@@ -123,10 +126,13 @@ def specify(
         speeds = seeded_speeds(fleet.speeds, seed)
         fleet = replace(fleet, speeds=speeds)
         device = compute.device or problem.start(0).device.type
-        threads = server_threads = compute.thread_count
+        threads = server_threads = torch.get_num_threads() if compute.threads is None else compute.threads
         compute = replace(compute, device=device, batch=batches(device, compute.batch), threads=threads)
         problem = problem.on(device, compute.precision)
-        _require_speeds(speeds, problem)
+        if not isinstance(getattr(speeds, "n", None), int):
+            raise BadInput(f"{type(speeds).__name__} does not say for how many workers it is; give it n, their number.")
+        if speeds.n != problem.workers:
+            raise BadInput(f"speeds are given for {speeds.n} workers, but the problem has {problem.workers}; give as many.")
     optimizer = make_optimizer(server.optimizer, server.schedule, updates, algorithm, problem)
     require_metrics(evaluation.metrics, problem)
     spec = RunSpec(
@@ -154,13 +160,6 @@ def specify(
             f"the weights are {spec.x.dtype}, which numpy and so Ray cannot carry; use float32, float64 or float16."
         )
     return replace(spec, x=spec.x.cpu())  # the server works there, wherever its workers do
-
-
-def _require_speeds(speeds: SpeedModel, problem: Problem) -> None:
-    if not isinstance(getattr(speeds, "n", None), int):
-        raise BadInput(f"{type(speeds).__name__} does not say for how many workers it is; give it n, their number.")
-    if speeds.n != problem.workers:
-        raise BadInput(f"speeds are given for {speeds.n} workers, but the problem has {problem.workers}; give as many.")
 
 
 def require_totals(updates: int | None, time: float | None) -> None:
@@ -284,11 +283,6 @@ def _read(path: Path) -> Tensor | dict[str, Tensor]:
             raise BadInput(f"{path} is damaged, or has another name than its run gave it; choose another checkpoint.")
         return cast("Tensor", content["state"]["weights"])
     return weights_or_checkpoint
-
-
-def with_gradients_for(algorithm: Algorithm[Any], problem: Problem) -> Problem:
-    """The problem whose jobs are of the kind that the method asks for."""
-    return exact(problem) if algorithm.exact else problem
 
 
 def with_room(problem: Problem, room: int) -> Problem:

@@ -20,7 +20,7 @@ from ..core import Algorithm, Problem
 from ..core.devices import batches, using_precision, using_threads
 from ..core.draws import Draws
 from ..core.environment import environment
-from ..core.errors import BadInput, NotSaved, RunFailed, nearest, plain_number, shown
+from ..core.errors import BadInput, NotSaved, RunFailed, nearest, plain_number, require_kind, shown
 from ..engine.evaluation import NAMES, require_metrics
 from ..engine.result import Run
 from ..engine.trace import Column, Table
@@ -34,7 +34,19 @@ from .names import label, stem
 from .record import Config, identified, require_same
 from .runner import Member, Runner, require_possible, run_together
 from .seeds import ProblemOf, seeded_problem, seeded_speeds, unvaried
-from .settings import Compute, Evaluation, Reporting, Saving, Server, SimulatedFleet, SpeedsOf, Watch, given
+from .settings import (
+    USUAL_COMPUTE,
+    USUAL_EVALUATION,
+    USUAL_SERVER,
+    Compute,
+    Evaluation,
+    Reporting,
+    Saving,
+    Server,
+    SimulatedFleet,
+    SpeedsOf,
+    Watch,
+)
 from .simulate import start
 from .spec import RunSpec, for_this_thread, specify
 
@@ -118,9 +130,9 @@ def sweep(
     watch: Sequence[Watch] | Reporting = (),
     folder: str | Path | Saving | None = None,
     checkpoint_every: int | None = None,
-    evaluation: Evaluation | None = None,
-    compute: Compute | None = None,
-    server: Server | None = None,
+    evaluation: Evaluation = USUAL_EVALUATION,
+    compute: Compute = USUAL_COMPUTE,
+    server: Server = USUAL_SERVER,
 ) -> Sweep:
     """Simulate every point of a grid and give one tidy table.
 
@@ -146,7 +158,7 @@ def sweep(
             f"the grid is {shown(grid)}; expected lists by name: {{'algorithm': [dd.DuDe(lr=0.05)], 'seed': [0, 1]}}."
         )
     points, notes = grid_points(grid, problem, speeds, saving.path, plain_number(seed))
-    options = Options.of(updates, time, saving, evaluation, compute, server)
+    options = Options(updates, time, saving, evaluation, compute, server)
     return run_points(points, options, watch=Reporting.of(watch), notes=notes)
 
 
@@ -161,9 +173,9 @@ def compare(
     watch: Sequence[Watch] | Reporting = (),
     folder: str | Path | Saving | None = None,
     checkpoint_every: int | None = None,
-    evaluation: Evaluation | None = None,
-    compute: Compute | None = None,
-    server: Server | None = None,
+    evaluation: Evaluation = USUAL_EVALUATION,
+    compute: Compute = USUAL_COMPUTE,
+    server: Server = USUAL_SERVER,
 ) -> Sweep:
     """Simulate every algorithm with every seed and give one tidy table: a sweep over methods and seeds.
 
@@ -187,7 +199,7 @@ def compare(
         raise BadInput(f"seeds is {shown(numbers)}; expected at least one whole number, each only once.")
     grid = {"seed": numbers, "algorithm": list(methods.values())}
     points, notes = grid_points(grid, problem, speeds, saving.path, 0, list(methods))
-    options = Options.of(updates, time, saving, evaluation, compute, server)
+    options = Options(updates, time, saving, evaluation, compute, server)
     table = run_points(points, options, watch=Reporting.of(watch), notes=notes)
     if saving.path is not None:
         save_table(saving.path / "comparison.parquet", table.columns)
@@ -323,23 +335,10 @@ class Options:
     compute: Compute
     server: Server
 
-    @classmethod
-    def of(
-        cls,
-        updates: int | None,
-        time: float | None,
-        saving: Saving,
-        evaluation: Evaluation | None,
-        compute: Compute | None,
-        server: Server | None,
-    ) -> Options:
-        """What was given, with the defaults filled in."""
-        return cls(
-            *(updates, time, saving),
-            given("evaluation", evaluation, Evaluation, "dd.Evaluation(every=100)"),
-            given("compute", compute, Compute, "dd.Compute(threads=2)"),
-            given("server", server, Server, "dd.Server(optimizer='Adam')"),
-        )
+    def __post_init__(self) -> None:
+        require_kind("evaluation", self.evaluation, Evaluation, "dd.Evaluation(every=100)")
+        require_kind("compute", self.compute, Compute, "dd.Compute(threads=2)")
+        require_kind("server", self.server, Server, "dd.Server(optimizer='Adam')")
 
     def spec(self, point: Point, problem: Problem) -> RunSpec:
         """The run of a point."""
@@ -402,7 +401,7 @@ def run_points(
 
 
 def _alone(point: Point, options: Options, reporting: Reporting) -> Run:
-    with using_threads(options.compute.thread_count), for_this_thread(point.problem) as problem:
+    with using_threads(options.compute.threads), for_this_thread(point.problem) as problem:
         return start(options.spec(point, problem), reporting)
 
 
@@ -541,7 +540,7 @@ def _begin(runner: Runner, configs: Sequence[Config | None]) -> None:
         else:
             loop.load_all(*saved)
             loop.catch_up()
-            runner.saved_here()
+            runner.resumed()
     except Apart:
         loop.going.clear()
         return
