@@ -24,7 +24,7 @@ def main() -> None:
     for device, precision in (("cpu", "float32"), ("cuda", "float32"), ("cuda", "tf32"), ("cuda", "bfloat16")):
         problem = problems[0].on(device, precision)
         with using_precision(device, precision):
-            together = problem.together([problem])
+            together = problem.batched([problem])
             many, _ = together([problem.start(0)] * 20, [0] * 20, [k % 10 for k in range(20)], [k // 10 for k in range(20)])
             gradient[device, precision] = many.cpu().double()
     exact = gradient["cpu", "float32"]

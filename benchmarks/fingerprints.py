@@ -97,7 +97,7 @@ Fixed, Normal, Exponential = dd.FixedSpeeds, dd.TruncatedNormalSpeeds, dd.speeds
 Lognormal, Pareto, Changing = dd.speeds.LognormalSpeeds, dd.speeds.ParetoSpeeds, dd.speeds.ChangingSpeeds
 Recorded, Drifting, Bursty = dd.speeds.RecordedSpeeds, dd.speeds.DriftingSpeeds, dd.speeds.BurstySpeeds
 Away, SpeedModel, Link, EarlyStop = dd.speeds.AwaySpeeds, dd.SpeedModel, dd.speeds.Link, dd.EarlyStop
-told, on_off, dropouts = dd.speeds.told, dd.speeds.on_off, dd.speeds.dropouts
+told, on_off, dropouts = dd.speeds.announced, dd.speeds.on_off, dd.speeds.dropouts
 leave, join, send, again, cancel, wake = dd.speeds.leave, dd.speeds.join, dd.send, dd.again, dd.cancel, dd.wake
 Algorithm, State, Arrival, Draws, Fleet = dd.Algorithm, dd.State, dd.Arrival, dd.Draws, dd.RayFleet
 BadInput, RunFailed, load, theory = dd.BadInput, dd.RunFailed, dd.load, dd.theory
@@ -1239,7 +1239,7 @@ def _(folder: Path) -> Parts:
     steps = [[theory.step_size(*one, updates=t) for t in (1, 1000, 10**7)] for one in constants]
     bounds = [[theory.bound(*one, updates=t) for t in (1, 1000, 10**7)] for one in constants]
     others = [[theory.horizon(*one), theory.largest_step(one[0], one[3])] for one in constants]
-    measured = {"variance": 0.5, "unlikeness": [1.0, 0.1, 2.0], "delay": 9.0, "mean_delay": 4.0}
+    measured = {"variance": 0.5, "heterogeneity": [1.0, 0.1, 2.0], "delay": 9.0, "mean_delay": 4.0}
     more = {"local_steps": 2, "buffer": 2, "largest_noise": 1.0, "hessian": 0.5, "largest_gradient": 3.0, "gap": 2.0}
     return {
         "theorem": canonical([steps, bounds, others]),

@@ -58,7 +58,7 @@ class LocalPost:
     def hire(self, worker: int, incarnation: int) -> None:
         self.dismiss(worker)
         process = self.processes[worker] = Process(worker, *self._kit, 1)
-        samples = process.samples() if self._kit[0].lacks_unit else None
+        samples = process.samples() if self._kit[0].needs_sample_counts else None
         self._call(process, 0.05, partial(Ready, worker, incarnation, "here", 1, environment(), samples))
 
     def dismiss(self, worker: int) -> None:

@@ -265,7 +265,7 @@ class Tables(Attack):
             made = attempt(f"{kind} {data[:80]!r}", model)
             if not isinstance(made, dd.DualDelayError):
                 attempt(f"seconds from {kind} {data[:80]!r}", lambda made=made: _require_sound(made, data))
-        attempt(f"told of {kind} {data[:80]!r}", lambda: dd.speeds.told(path, 3))
+        attempt(f"told of {kind} {data[:80]!r}", lambda: dd.speeds.announced(path, 3))
 
 
 def _require_sound(speeds: dd.SpeedModel, data: bytes) -> None:

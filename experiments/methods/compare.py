@@ -15,13 +15,13 @@ from pathlib import Path
 
 import numpy as np
 from page import fill
-from runs import compute, outcomes
 from settings import ENTRIES, EVALUATIONS, FAMILIES, LABELS, SEEDS, SETTINGS, STDS
 
 import dualdelay as dd
 from dualdelay.analysis.figures import Curve, Panel, draw_panels
 from dualdelay.paper.tables import Choice, Outcome, by_step, choose, markdown
 from dualdelay.storage.files import write
+from runs import compute, outcomes
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent.parent / "docs"

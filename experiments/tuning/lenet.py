@@ -64,8 +64,8 @@ class FastCifar10(Cifar10):
         shards = self.shards()
         losses = [_mean(x, shard, None, None)[0] for shard in shards]
         means = objectives(losses, [shard.size for shard in shards], self.scales)
-        assert self._exam._shard is not None
-        return {**means, "accuracy": _mean(x, self._exam._shard, None, None)[1], "gradient_norm": math.nan}
+        assert self._test_data._shard is not None
+        return {**means, "accuracy": _mean(x, self._test_data._shard, None, None)[1], "gradient_norm": math.nan}
 
 
 def main() -> None:

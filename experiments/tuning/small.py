@@ -22,7 +22,7 @@ SEEDS = (0, 1, 2)
 ARRIVALS = 4_000  # of a fully asynchronous method, as in docs/methods.md
 PROBLEMS = {
     "digits": dd.Digits(workers=10, alpha=0.1),
-    "logistic": dd.problems.Logistic(workers=10, features=5, samples=200, unlike=3.0, batch_size=8),
+    "logistic": dd.problems.Logistic(workers=10, features=5, samples=200, heterogeneity=3.0, batch_size=8),
 }
 RULES: dict[str, Callable[[], dd.Algorithm[Any]]] = {
     "AutoDuDe": dd.AutoDuDe,

@@ -234,6 +234,6 @@ def test_long_waits_for_nobody_in_particular_are_no_alarm(method):
 
 
 def test_when_everybody_has_left_that_is_said():
-    everybody = dd.speeds.told([(worker, 5.0, None) for worker in range(3)])
+    everybody = dd.speeds.announced([(worker, 5.0, None) for worker in range(3)])
     with pytest.raises(dd.RunFailed, match=r"all workers have left by time 5, after \d updates, and none joins again"):
         simulate(dd.VanillaASGD(LR), *CASES["q3"], updates=30, changes=everybody)

@@ -178,8 +178,8 @@ def in_pieces(models: Sequence[Tensor]) -> list[Tensor]:
 def test_gradients_taken_together_are_those_taken_alone(name: str) -> None:
     """To the last few digits: those of another minibatch, model or scale would be off by a hundredth and more."""
     problems = KIN[name]()
-    assert len({problem.kin for problem in problems}) == 1
-    together = problems[0].together(problems)
+    assert len({problem.batch_key for problem in problems}) == 1
+    together = problems[0].batched(problems)
     assert isinstance(together, Stacked) or name == "local steps"
     assert not isinstance(together, OneAtATime)
     jobs, models = jobs_of(problems, 16), models_of(problems[0], 16)
@@ -210,7 +210,7 @@ def test_workers_whose_samples_have_unlike_shapes_are_taken_together() -> None:
 
     problem = net(data, Pooled())
     x = problem.start(0)
-    gradients, _ = problem.together([problem])([x, x], [0, 0], [0, 1], [0, 0])
+    gradients, _ = problem.batched([problem])([x, x], [0, 0], [0, 1], [0, 0])
     close = rounding(operations(problem) + 5, torch.float32)  # and up to five places in the mean
     for worker in range(2):
         expected, _ = problem.gradient(x, worker, 0)
@@ -244,8 +244,8 @@ PARTNER: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("name", UNLIKE)
 def test_problems_that_cannot_be_taken_together_are_no_kin(name: str) -> None:
     one, other = PARTNER.get(name, lambda: net(shards()))(), UNLIKE[name]()
-    assert one.kin != other.kin
-    assert one.kin == PARTNER.get(name, lambda: net(shards(seed=8)))().kin
+    assert one.batch_key != other.batch_key
+    assert one.batch_key == PARTNER.get(name, lambda: net(shards(seed=8)))().batch_key
 
 
 ALONE: dict[str, Callable[[], dd.Problem]] = {
@@ -264,7 +264,7 @@ ALONE: dict[str, Callable[[], dd.Problem]] = {
 @pytest.mark.parametrize("name", ALONE)
 def test_what_cannot_be_stacked_is_taken_one_at_a_time(name: str) -> None:
     problems = [ALONE[name](), ALONE[name]().reseeded(3)]
-    together = problems[0].together(problems)
+    together = problems[0].batched(problems)
     assert isinstance(together, OneAtATime)
     jobs, models = jobs_of(problems, 12), models_of(problems[0], 12)
     alone = [problems[k].gradient(x, w, d) for x, k, w, d in zip(models, *jobs, strict=True)]
@@ -365,7 +365,7 @@ class Counted(dd.Quadratic):
 
     most = 1 << 62
 
-    def together(self, problems: Sequence[dd.Problem]) -> Counting:
+    def batched(self, problems: Sequence[dd.Problem]) -> Counting:
         self.counting = Counting(problems, self.most)
         return self.counting
 
@@ -389,7 +389,7 @@ def test_a_call_holds_every_job_in_flight_whose_gradient_is_not_known(name: str)
         dd.speeds.ExponentialSpeeds([1.0, 1.0, 2.0, 3.0, 9.0], seed=3),
         ALGORITHMS[name],
     )
-    counting = problem.together([problem])
+    counting = problem.batched([problem])
     fleet = LocalFleet(problem, VirtualClock(speeds), algorithm.message, gradients=Batch(Round(counting), [0]))
     loop = Loop(algorithm, problem, fleet, problem.start(0))
     known: set[tuple[int, int]] = set()
@@ -491,7 +491,7 @@ def test_stacked_gradients_that_are_not_finite_are_retried_as_alone(name: str) -
 
 def test_a_gradient_too_large_to_be_squared_is_no_reason_to_retry() -> None:
     problem = net([(torch.full((4, 1), 1e25), torch.zeros(4, 1))] * 2, nn.Linear(1, 1, bias=False), lambda y, _: y.mean())
-    assert problem.together([problem])([problem.start(0)], [0], [0], [0])[0].square().sum() == math.inf
+    assert problem.batched([problem])([problem.start(0)], [0], [0], [0])[0].square().sum() == math.inf
     for batch in (False, True):
         run = dd.simulate(dd.DuDe(1e-30), problem, dd.FixedSpeeds([1.0, 2.0]), updates=3, compute=dd.Compute(batch=batch))
         assert run.trace.events == []
@@ -545,7 +545,7 @@ class Swayed(Holes):
     def spoilt(self, gradient: Tensor) -> Tensor:
         return super().spoilt(gradient) if self._holes else gradient
 
-    def together(self, problems: Sequence[dd.Problem]) -> Counting:
+    def batched(self, problems: Sequence[dd.Problem]) -> Counting:
         self.counting = Counting(problems, 1 << 62)
         self.counting.sway = 2.0**-40
         return self.counting
@@ -604,7 +604,7 @@ def test_short_products_change_a_gradient_a_little(together: bool) -> None:
     most, least = rounding(16, torch.bfloat16) / 2, rounding(operations(exact), torch.float32)
     for x in models_of(exact, 5):
         expected, _ = exact.gradient(x, 2, 7)
-        found = short.together([short])([x], [0], [2], [7])[0][0] if together else short.gradient(x, 2, 7)[0]
+        found = short.batched([short])([x], [0], [2], [7])[0][0] if together else short.gradient(x, 2, 7)[0]
         assert found.dtype == torch.float32
         assert least * expected.norm() < (found - expected).norm() <= most * expected.norm()
     assert torch.equal(short.start(0), exact.start(0))

@@ -282,7 +282,7 @@ def test_a_problem_of_images_has_the_same_gradients_and_metrics() -> None:
         return layers(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 3))
 
     problems = [dd.Network(model, functional.cross_entropy, images(k), 2, seed=k) for k in (0, 1)]
-    together, x = problems[0].together(problems), problems[0].start(0)
+    together, x = problems[0].batched(problems), problems[0].start(0)
     jobs = [0, 1, 1], [1, 0, 1], [3, 1, 4]
     models = [x, torch.stack([x * 1.1, x * 0.9])]
     with Kernels("float32", stacked=True):

@@ -70,7 +70,7 @@ def dealt(problem: dd.Cifar10) -> list[list[int]]:
 
 
 def exam(problem: dd.Cifar10) -> tuple[Tensor, Tensor]:
-    return problem._exam._shard.pair
+    return problem._test_data._shard.pair
 
 
 def pixels(inputs: Tensor) -> Tensor:

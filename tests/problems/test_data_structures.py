@@ -386,7 +386,7 @@ def test_workers_count_by_samples_that_a_function_builds_and_by_weights_that_are
     given = dd.Network(mlp(), cross_entropy, pairs, 4, weights="samples")
     built = dd.Network(mlp(), cross_entropy, lambda k: pairs[k], 4, workers=3, weights="samples")
     weighted = dd.Network(mlp(), cross_entropy, pairs, 4, weights=[30, 44, 25])
-    assert built.lacks_unit and not given.lacks_unit
+    assert built.needs_sample_counts and not given.needs_sample_counts
     assert given.scales == pytest.approx([3 * size / 99 for size in (30, 44, 25)])
     assert built.scales == given.scales and weighted.scales == pytest.approx(given.scales)
     runs = [dd.simulate(dd.DuDe(0.05), problem, SPEEDS, updates=15) for problem in (given, built)]

@@ -238,7 +238,7 @@ def test_at_an_optimum_the_gradient_is_zero() -> None:
     assert matrices.optimum().tolist() == pytest.approx([5 / 7.75, 3 / 7.75])
     assert dd.Quadratic([[0.0], [6.0], [12.0]], [1.0, 2.0, 3.0]).optimum().tolist() == pytest.approx([8.0])
     for seed in range(5):
-        problem = dd.problems.Logistic(seed=seed, unlike=3.0)
+        problem = dd.problems.Logistic(seed=seed, heterogeneity=3.0)
         assert problem.evaluate(problem.optimum())["gradient_norm"] < 1e-12  # which it is said to reach
 
 

@@ -128,11 +128,11 @@ NUMBERS: dict[str, Callable[[Any], Any]] = {
     "every": lambda v: dd.speeds.DriftingSpeeds(q3_speeds, every=v),
     "factor": lambda v: dd.speeds.BurstySpeeds(q3_speeds, factor=v),
     "changes": lambda v: dd.speeds.ChangingSpeeds(q3_speeds, [v], [[1.0] * 3, [2.0] * 3]),
-    "absences": lambda v: dd.speeds.told([(0, v, None)]),
+    "absences": lambda v: dd.speeds.announced([(0, v, None)]),
     "alpha": lambda v: dd.Digits(3, alpha=v),
     "noise": lambda v: dd.Quadratic([[0.0]], noise=v),
     "centers": lambda v: dd.Quadratic([[v]]),
-    "unlike": lambda v: dd.problems.Logistic(2, unlike=v),
+    "unlike": lambda v: dd.problems.Logistic(2, heterogeneity=v),
     "reg": lambda v: dd.problems.Logistic(2, reg=v),
     "norm": lambda v: dd.problems.Clipped(q3, v),
     "deadline": lambda v: dd.RayFleet(deadline=v),
@@ -201,7 +201,7 @@ def test_changes_by_numbers_of_numpy_are_those_of_python(tmp_path: Path) -> None
 @pytest.mark.parametrize("absences", [5, nan, [nan], [None], [(0,)], [("a", 1.0)], [(0, 10**400)], [(0, "x")]], ids=repr)
 def test_absences_that_are_none(absences: Any) -> None:
     if absences != [(0,)]:  # away from the start, for good
-        refused(lambda: dd.speeds.told(absences), "absences", "expected")
+        refused(lambda: dd.speeds.announced(absences), "absences", "expected")
         refused(lambda: dd.speeds.AwaySpeeds(q3_speeds, absences), "absences", "expected")
 
 
@@ -346,7 +346,7 @@ def test_a_parquet_file_of_other_types(what: str, tmp_path: Path) -> None:
     path = table(tmp_path, COLUMNS[what], "parquet")
     refused(lambda: dd.speeds.RecordedSpeeds(path), "given.parquet")
     pq.write_table(pa.table({**COLUMNS[what], "start": COLUMNS[what]["seconds"], "end": COLUMNS[what]["seconds"]}), path)
-    refused(lambda: dd.speeds.told(path), "given.parquet")
+    refused(lambda: dd.speeds.announced(path), "given.parquet")
 
 
 def test_columns_that_nobody_needs_are_not_read(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ import dualdelay as dd
 from dualdelay.cli import main
 from dualdelay.runs.names import describe, rebuild
 from dualdelay.runs.seeds import seeded_speeds
-from dualdelay.simulation.availability import SPEEDS, Absence, AwaySpeeds, dropouts, on_off, told
+from dualdelay.simulation.availability import SPEEDS, Absence, AwaySpeeds, announced, dropouts, on_off
 from dualdelay.simulation.paces import BurstySpeeds, DriftingSpeeds
 from flat import simulate
 from helpers import audit, rounding, unlike
@@ -87,16 +87,16 @@ def test_absences_that_touch_are_one_and_their_order_does_not_matter() -> None:
     one = AwaySpeeds(fixed, [(1, 5.0, 6.0), (0, 2.0, 3.0), (0, 1.0, 2.0), (0, 3.0, None)])
     assert one.absences == ((0, 1.0, None), (1, 5.0, 6.0))
     assert one == AwaySpeeds(fixed, [Absence(0, 1.0), Absence(1, 5.0, 6.0)])
-    assert told([(0, 1.0, 2.0), (0, 2.0, 3.0)]) == [dd.speeds.leave(0, 1.0), dd.speeds.join(0, 3.0)]
+    assert announced([(0, 1.0, 2.0), (0, 2.0, 3.0)]) == [dd.speeds.leave(0, 1.0), dd.speeds.join(0, 3.0)]
 
 
 def test_who_is_away_from_the_start_joins_late_and_who_never_comes_never_joins() -> None:
-    assert told([(0, 0.0, 5.0), (1, 0.0, None), (2, 3.0, math.inf)]) == [
+    assert announced([(0, 0.0, 5.0), (1, 0.0, None), (2, 3.0, math.inf)]) == [
         dd.speeds.leave(1, 0.0),
         dd.speeds.leave(2, 3.0),
         dd.speeds.join(0, 5.0),
     ]
-    run = simulate(dd.VanillaASGD(LR), *CASES["q3"], time=12.0, changes=told([(0, 0.0, 5.0), (1, 0.0, None)]))
+    run = simulate(dd.VanillaASGD(LR), *CASES["q3"], time=12.0, changes=announced([(0, 0.0, 5.0), (1, 0.0, None)]))
     assert run.trace.time[run.trace.worker == 0].tolist() == [6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0]
     assert 1 not in run.trace.worker
     assert run.state.n == 2
@@ -112,7 +112,7 @@ def away_by_changes(changes: list[Any], worker: int, time: float) -> bool:
 def test_both_meanings_agree_about_who_is_away_when(seed: int) -> None:
     absences = on_off(4, 6.0, 3.0, 60.0, seed) if seed else [*on_off(3, 6.0, 3.0, 60.0), *dropouts(1, 1.0, 60.0)]
     absences = [one._replace(worker=3) if one.end is None else one for one in absences]
-    speeds, changes = AwaySpeeds(chance, absences), told(absences, 4)
+    speeds, changes = AwaySpeeds(chance, absences), announced(absences, 4)
     for worker in range(4):
         for time in np.linspace(0.0, 70.0, 300).tolist():
             away = speeds.stretch(worker, time)[0] == math.inf
@@ -128,7 +128,7 @@ def test_both_meanings_agree_about_who_is_away_when(seed: int) -> None:
 @pytest.mark.numeric
 @pytest.mark.parametrize("method", [dd.DuDe(LR), dd.DuDe(LR, wait_for=3, memory="workers"), dd.VanillaASGD(LR)])
 def test_methods_that_let_workers_go_live_with_workers_that_come_and_go(method: Any) -> None:
-    changes = told(on_off(4, 3.0, 9.0, 200.0))  # at times nobody is there
+    changes = announced(on_off(4, 3.0, 9.0, 200.0))  # at times nobody is there
     run = dd.simulate(method, CASES["noisy"][0], dd.SimulatedFleet(chance, changes=changes), time=200.0)
     assert run.ended == "time"
     assert run.version > 30
@@ -276,7 +276,7 @@ CHANCES: dict[str, Scenario] = {
     "gone, vanilla": Scenario(dd.VanillaASGD(LR), speeds=GONE_FOR_GOOD),
     "gone, dude": Scenario(dd.DuDe(LR, memory="workers"), speeds=GONE_FOR_GOOD),
     "gone, uniform": Scenario(dd.UniformASGD(LR), Holes(centers, noise=0.5), AwaySpeeds(fixed, [(1, 30.0)]), updates=12),
-    "told": Scenario(dd.DuDe(LR), changes=told(on_off(4, 5.0, 2.0, 40.0))),
+    "announced": Scenario(dd.DuDe(LR), changes=announced(on_off(4, 5.0, 2.0, 40.0))),
 }
 
 
@@ -357,7 +357,9 @@ def test_methods_that_do_not_wait_go_on_without_it() -> None:
     # who is never heard of again counts with its last gradient; who left does not count at all
     limit = dd.simulate(dd.DuDe(2.0**-6), CASES["q3"][0], AwaySpeeds(fixed, [(2, 4.0)]), updates=3000).x
     assert float(limit) == pytest.approx(9.0, abs=1e-9)
-    left = dd.simulate(dd.DuDe(2.0**-6), CASES["q3"][0], dd.SimulatedFleet(fixed, changes=told([(2, 4.0)])), updates=3000).x
+    left = dd.simulate(
+        dd.DuDe(2.0**-6), CASES["q3"][0], dd.SimulatedFleet(fixed, changes=announced([(2, 4.0)])), updates=3000
+    ).x
     assert float(left) == pytest.approx(3.0, abs=1e-9)
 
 
@@ -436,7 +438,7 @@ def test_absences_are_read_from_either_kind_of_file(tmp_path: Path) -> None:
     file = parquet(tmp_path / "a.parquet", worker=[0, 1, 2], start=[1.5, 0.0, 4.0], end=[3.0, math.inf, None])
     for path in (text, str(text), file):
         assert list(AwaySpeeds(fixed, path).absences) == expected
-        assert told(path) == told(expected)
+        assert announced(path) == announced(expected)
 
 
 RECORDED: dict[str, tuple[str, str]] = {
@@ -487,7 +489,7 @@ ABSENT: dict[str, tuple[str, str]] = {
 def test_a_bad_file_of_absences_is_refused_with_its_row(name: str, tmp_path: Path) -> None:
     text, words = ABSENT[name]
     path = write(tmp_path / "away.csv", text)
-    for refused in (lambda: AwaySpeeds(fixed, path), lambda: told(path, 3)):
+    for refused in (lambda: AwaySpeeds(fixed, path), lambda: announced(path, 3)):
         with pytest.raises(dd.BadInput) as error:
             refused()
         assert words in str(error.value)
@@ -496,20 +498,23 @@ def test_a_bad_file_of_absences_is_refused_with_its_row(name: str, tmp_path: Pat
 
 WRONG: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no file": (lambda path: dd.speeds.RecordedSpeeds(path / "none.csv"), "there is no file"),
-    "no kind of file": (lambda path: told("away"), "'away' is no file that can be read; expected the name of a .csv"),
-    "no parquet file": (lambda path: told(write(path / "a.parquet", "worker")), "damaged or no parquet file"),
-    "a date": (lambda path: told(parquet(path / "b.parquet", worker=[0], start=["x"], end=[1])), "row 1: start is 'x'"),
-    "no triple": (lambda path: told([5]), "absences[0] is 5; expected (worker, start, end)"),
-    "four": (lambda path: told([(0, 1, 2, 3)]), "absences[0] is (0, 1, 2, 3)"),
-    "a word": (lambda path: told([(0, "soon", None)]), "absences[0] is (0, 'soon', None)"),
-    "worker a word": (lambda path: told([("x", 1, 2)]), "absences[0]: worker is 'x'; expected a whole number"),
+    "no kind of file": (lambda path: announced("away"), "'away' is no file that can be read; expected the name of a .csv"),
+    "no parquet file": (lambda path: announced(write(path / "a.parquet", "worker")), "damaged or no parquet file"),
+    "a date": (
+        lambda path: announced(parquet(path / "b.parquet", worker=[0], start=["x"], end=[1])),
+        "row 1: start is 'x'",
+    ),
+    "no triple": (lambda path: announced([5]), "absences[0] is 5; expected (worker, start, end)"),
+    "four": (lambda path: announced([(0, 1, 2, 3)]), "absences[0] is (0, 1, 2, 3)"),
+    "a word": (lambda path: announced([(0, "soon", None)]), "absences[0] is (0, 'soon', None)"),
+    "worker a word": (lambda path: announced([("x", 1, 2)]), "absences[0]: worker is 'x'; expected a whole number"),
     "unknown worker": (
         lambda path: AwaySpeeds(fixed, [(3, 1, 2)]),
         "absences[0]: worker is 3; expected a whole number, 0..2",
     ),
-    "infinite start": (lambda path: told([(0, math.inf)]), "absences[0]: start is inf"),
-    "no length": (lambda path: told([(0, 1, 1)]), "absences[0]: end is 1; expected a time after its start, 1"),
-    "overlap": (lambda path: told([(0, 1, 5), (0, 2, 3)]), "absences[1]: worker 0 is away from 2"),
+    "infinite start": (lambda path: announced([(0, math.inf)]), "absences[0]: start is inf"),
+    "no length": (lambda path: announced([(0, 1, 1)]), "absences[0]: end is 1; expected a time after its start, 1"),
+    "overlap": (lambda path: announced([(0, 1, 5), (0, 2, 3)]), "absences[1]: worker 0 is away from 2"),
     "speeds": (lambda path: AwaySpeeds("fixed", []), "speeds is 'fixed'; expected a dd.SpeedModel"),
     "spread": (lambda path: DriftingSpeeds(fixed, spread=-1), "spread is -1; expected a number from 0 to 10"),
     "keep": (lambda path: DriftingSpeeds(fixed, keep=1.5), "keep is 1.5; expected a number from 0 to 1"),
@@ -579,7 +584,7 @@ def test_absences_on_the_shell_are_told(tmp_path: Path, capsys: pytest.CaptureFi
     line = [*QUADRATIC, "--speeds", "fixed[times=[1,2,4]]", "--absences", str(gone), "--time", "20"]
     assert shell("train", "dude[lr=0.01]", *line, "--folder", str(tmp_path / "one")) == 0
     config = json.loads((tmp_path / "one" / "config.json").read_text())
-    assert config["changes"] == [list(change) for change in told(gone)]
+    assert config["changes"] == [list(change) for change in announced(gone)]
     assert shell("compare", "dude[lr=0.01]", "vanilla[lr=0.01]", *line, "--folder", str(tmp_path / "two")) == 0
     capsys.readouterr()
     assert shell("train", "fresh[lr=0.01]", *line, "--folder", str(tmp_path / "three")) == 2

@@ -93,10 +93,13 @@ def test_like_data_call_for_vanilla_and_unlike_data_for_dude():
 
 def test_unlikeness_that_shows_only_later_counts():
     # at zero all workers' gradients are alike; their solutions are not
-    problem, speeds = dd.problems.Logistic(workers=10, unlike=3.0, seed=1), dd.TruncatedNormalSpeeds(10, std=5.0, seed=1)
+    problem, speeds = (
+        dd.problems.Logistic(workers=10, heterogeneity=3.0, seed=1),
+        dd.TruncatedNormalSpeeds(10, std=5.0, seed=1),
+    )
     advice = advise(problem, speeds, seed=1)
-    first = sum(each.value for each in advice.constants.unlikeness)
-    assert sum(each.value for each in advice.later.unlikeness) > 10 * first
+    first = sum(each.value for each in advice.constants.heterogeneity)
+    assert sum(each.value for each in advice.later.heterogeneity) > 10 * first
     assert advice.method == "dude" and advice.pull > 0.1
 
 
@@ -200,7 +203,7 @@ def test_json_holds_the_advice(inside, capsys):
         assert told[name] == getattr(advice, name), name
     assert told["updates"] == 300 and told["figure"] == "here/advise.png"
     assert [row["tau_max"] for row in told["table"]] == [row.tau_max for row in advice.staleness]
-    assert [each["value"] for each in told["constants"]["unlikeness"]] == [36.0, 0.0, 36.0]
+    assert [each["value"] for each in told["constants"]["heterogeneity"]] == [36.0, 0.0, 36.0]
     assert told["missing"] == [] and told["reasons"] == list(advice.reasons)
     assert "What suits" in done.err and not (inside / "runs").exists()
 
@@ -217,7 +220,7 @@ def test_digits_from_the_shell(inside, capsys):
     problem = dd.Digits(workers=4, alpha=0.1, seed=0)
     found = constants(problem, problem.start(0))
     assert told["constants"]["gradient"]["value"] == found.gradient.value
-    assert [each["value"] for each in told["constants"]["unlikeness"]] == [each.value for each in found.unlikeness]
+    assert [each["value"] for each in told["constants"]["heterogeneity"]] == [each.value for each in found.heterogeneity]
     assert told["lr"] == round_to(
         KAPPA / (max(1.0, found.smoothness.value) * told["table"][told["wait_for"] - 1]["tau_avg"])
     )
@@ -233,7 +236,9 @@ def test_a_recorded_run_is_its_problem_its_times_and_its_last_model(inside, caps
     assert told["table"][0]["tau_max"] == advice.staleness[0].tau_max
     there = constants(problem, run.x)
     assert told["later"]["gradient"]["value"] == pytest.approx(there.gradient.value)
-    assert [each["value"] for each in told["later"]["unlikeness"]] == pytest.approx([e.value for e in there.unlikeness])
+    assert [each["value"] for each in told["later"]["heterogeneity"]] == pytest.approx(
+        [e.value for e in there.heterogeneity]
+    )
     assert "--speeds 'lognormal[means=[1.0,2.0,4.0]]'" in told["commands"][0]
 
 

@@ -68,17 +68,17 @@ def test_everything_about_a_quadratic_is_exact(name):
     assert found.gap.value == pytest.approx(objective - best, rel=0, abs=close * objective)
     assert found.gradient.value == pytest.approx(problem.evaluate(x)["gradient_norm"], rel=close, abs=0)
     truth = (local - local.mean(0)).square().sum(1).tolist()
-    assert [each.value for each in found.unlikeness] == pytest.approx(truth)
+    assert [each.value for each in found.heterogeneity] == pytest.approx(truth)
     one = [found.smoothness, found.curvature, found.variance, found.gap, found.gradient]
-    assert all(each.error == 0.0 for each in [*one, *found.smoothnesses, *found.variances, *found.unlikeness])
+    assert all(each.error == 0.0 for each in [*one, *found.smoothnesses, *found.variances, *found.heterogeneity])
     assert found.notes == () and found.cost == problem.workers
 
 
-def test_like_curvatures_are_as_unlike_everywhere_and_unlike_ones_are_not():
+def test_like_curvatures_are_as_distanceseverywhere_and_unlike_ones_are_not():
     same, other = dd.Quadratic([[0.0], [6.0]], [2.0, 2.0]), dd.Quadratic([[0.0], [6.0]], [1.0, 3.0])
     at = [torch.tensor([value], dtype=torch.float64) for value in (10.0, 100.0, 1000.0)]
-    assert [constants(same, x).unlikeness[0].value for x in at] == pytest.approx([36.0] * 3)  # ||A (b_i - mean b)||^2
-    grows = [constants(other, x).unlikeness[0].value for x in at]
+    assert [constants(same, x).heterogeneity[0].value for x in at] == pytest.approx([36.0] * 3)  # ||A (b_i - mean b)||^2
+    grows = [constants(other, x).heterogeneity[0].value for x in at]
     assert grows == sorted(grows) and grows[-1] > 1e5
 
 
@@ -102,7 +102,7 @@ def test_a_quadratic_without_a_lower_bound_or_with_a_flat_direction():
 
 def logistic(**options: Any) -> dd.problems.Logistic:
     return dd.problems.Logistic(
-        **{"workers": 3, "features": 4, "samples": 30, "unlike": 2.0, "batch_size": 5, "seed": 1, **options}
+        **{"workers": 3, "features": 4, "samples": 30, "heterogeneity": 2.0, "batch_size": 5, "seed": 1, **options}
     )
 
 
@@ -124,8 +124,10 @@ def test_logistic_regression_by_brute_force_over_all_samples():
     assert found.variance == max(found.variances, key=lambda estimate: estimate.value)
     close = rounding(operations(problem, samples=30))
     assert found.gradient.value == pytest.approx(float(means.mean(0).norm()), rel=close, abs=0)
-    unlike_ = (means - means.mean(0)).square().sum(1).tolist()
-    assert [estimate.value for estimate in found.unlikeness] == pytest.approx(unlike_, rel=2 * close, abs=0)  # of squares
+    distances = (means - means.mean(0)).square().sum(1).tolist()
+    assert [estimate.value for estimate in found.heterogeneity] == pytest.approx(
+        distances, rel=2 * close, abs=0
+    )  # of squares
     assert found.cost == 3 * 400 + 3 * 6 + 2 * 3 * 6  # minibatches, exact gradients, F twice
 
 
@@ -218,7 +220,7 @@ def test_the_smoothness_from_some_samples_is_near_and_says_so():
         assert near(estimate, exact.value, 3.0) and 0 < estimate.error < exact.value / 2
         assert "100 samples" in estimate.how and "samples" not in exact.how
     assert some.cost < whole.cost / 2 and "of 100 samples of each worker" in "".join(some.notes)
-    assert (some.unlikeness, some.variances, some.gap) == (whole.unlikeness, whole.variances, whole.gap)
+    assert (some.heterogeneity, some.variances, some.gap) == (whole.heterogeneity, whole.variances, whole.gap)
     given = shards(3), [TensorDataset(*pair) for pair in shards(3)]
     pairs, datasets = (constants(dd.Network(mlp(), cross_entropy, data, 4), draws=4, samples=5) for data in given)
     assert pairs.smoothness == datasets.smoothness
@@ -254,7 +256,7 @@ def test_a_networks_gradients_gap_and_variance():
     for worker, gradients in enumerate(each):
         assert near(found.variances[worker], float((gradients - means[worker]).square().sum(1).mean()) / 4)
         truth = float((means[worker] - means.mean(0)).norm())
-        assert math.sqrt(found.unlikeness[worker].value) == pytest.approx(truth, rel=0, abs=2 * close * size)
+        assert math.sqrt(found.heterogeneity[worker].value) == pytest.approx(truth, rel=0, abs=2 * close * size)
     assert found.gradient.value == pytest.approx(float(means.mean(0).norm()), rel=0, abs=close * size)
     assert found.gap.value == pytest.approx(problem.evaluate(x)["objective"], rel=close, abs=0)
     assert math.isnan(found.gap.error) and "F* is at least 0" in found.gap.how
@@ -323,11 +325,11 @@ def test_dropout_is_said_not_to_be_centred_and_minibatches_are():
 def test_full_gradients_have_no_variance_and_local_steps_are_said_not_to_be_covered(problem):
     plain, full = constants(problem, draws=10), constants(dd.problems.FullGradients(problem), draws=10)
     assert [each.value for each in full.variances] == [0.0] * 3 and full.variance == Estimate(0.0, 0.0, "exact")
-    assert (full.smoothness, full.gap, full.gradient, full.unlikeness) == (
+    assert (full.smoothness, full.gap, full.gradient, full.heterogeneity) == (
         plain.smoothness,
         plain.gap,
         plain.gradient,
-        plain.unlikeness,
+        plain.heterogeneity,
     )
     steps = constants(dd.LocalSteps(problem, 3, 0.1), draws=10)
     assert "3 gradients" in steps.notes[0] and steps.variances == plain.variances and steps.gap == plain.gap
@@ -378,8 +380,8 @@ def test_estimates_are_within_their_errors_as_often_as_they_should_be():
         off = [abs(getattr(found, name).value - getattr(truth, name).value) / getattr(found, name).error for found in runs]
         assert max(off) < 5.0 and sum(each < 2.0 for each in off) >= 45
     for worker in range(3):
-        z = [found.unlikeness[worker] for found in runs]
-        mean, exact = sum(each.value for each in z) / 60, truth.unlikeness[worker].value
+        z = [found.heterogeneity[worker] for found in runs]
+        mean, exact = sum(each.value for each in z) / 60, truth.heterogeneity[worker].value
         assert abs(mean - exact) < 4 * max(each.error for each in z) / math.sqrt(60)  # the noise's own share is taken off
         assert all(near(each, exact) for each in z)
         variance = sum(found.variances[worker].value for found in runs) / 60
@@ -436,7 +438,7 @@ def test_one_worker_that_cannot_be_measured_is_named_and_the_others_are_measured
     found = constants(Broken(where), draws=4)
     assert math.isnan(found.variances[1].value) and found.variances[0].value > 0 and found.variances[2].value > 0
     assert math.isnan(found.variance.value)  # the largest of all cannot be known
-    assert math.isnan(found.gradient.value) and all(math.isnan(each.value) for each in found.unlikeness)
+    assert math.isnan(found.gradient.value) and all(math.isnan(each.value) for each in found.heterogeneity)
     assert math.isnan(found.smoothness.value) and math.isnan(found.smoothnesses[1].value)
     assert found.smoothnesses[0].value == pytest.approx(1.0) and found.gap.value > 0
     assert any("worker 1" in note and SAID[where] in note for note in found.notes)
@@ -650,7 +652,7 @@ def test_the_theorem_refuses_what_it_does_not_cover():
 
 # ------------------------------------------------------------------------------------------------ rates
 
-TABLE: dict[str, Any] = {"workers": 4, "updates": 10_000, "variance": 9.0, "unlikeness": [1.0, 4.0, 0.0, 3.0]}
+TABLE: dict[str, Any] = {"workers": 4, "updates": 10_000, "variance": 9.0, "heterogeneity": [1.0, 4.0, 0.0, 3.0]}
 TABLE |= {"delay": 25, "mean_delay": 7, "mean_delays": [1, 2, 3, 4], "local_steps": 5, "buffer": 2}
 TABLE |= {"largest_noise": 6.0, "hessian": 2.0, "largest_gradient": 10.0}
 
@@ -680,7 +682,7 @@ def test_dudes_rate_is_its_bound_but_for_the_factor():
 def test_rates_in_other_units():
     base = rates(**TABLE)
     for force, length in ((4.0, 1.0), (1.0, 4.0), (2.0, 0.5)):  # of a gradient and of x
-        other = {**TABLE, "variance": 9 * force**2, "unlikeness": [z * force**2 for z in TABLE["unlikeness"]]}
+        other = {**TABLE, "variance": 9 * force**2, "heterogeneity": [z * force**2 for z in TABLE["heterogeneity"]]}
         other |= {"largest_noise": 6 * force, "hessian": 2 * force / length**2, "largest_gradient": 10 * force}
         other |= {"smoothness": force / length, "gap": force * length}
         assert rates(**other) == pytest.approx({name: rate * force**2 for name, rate in base.items()})
@@ -689,9 +691,9 @@ def test_rates_in_other_units():
 def test_rates_without_noise_or_unlikeness_or_what_they_need():
     quiet = rates(**{**TABLE, "variance": 0.0})
     assert quiet["dude"] == math.inf and quiet["sync"] == 1e-4 and quiet["mifa"] == 0.0
-    like = rates(**{**TABLE, "variance": 0.0, "unlikeness": [0.0] * 4})
+    like = rates(**{**TABLE, "variance": 0.0, "heterogeneity": [0.0] * 4})
     assert like["vanilla"] == 4e-4 and like["fedbuff"] == like["uniform"] == 0.0
-    bare = rates(workers=2, updates=100, variance=1.0, unlikeness=[1.0, 1.0], delay=3, mean_delay=2)
+    bare = rates(workers=2, updates=100, variance=1.0, heterogeneity=[1.0, 1.0], delay=3, mean_delay=2)
     assert [name for name, rate in bare.items() if math.isnan(rate)] == ["mifa", "shuffled"]
     long = rates(**{**TABLE, "updates": 10**12})
     assert long["vanilla"] == pytest.approx(4.0, rel=1e-5)  # it does not go away
@@ -716,8 +718,8 @@ def test_the_times_by_hand_and_their_order():
 def test_rates_and_times_refuse_what_cannot_be():
     given_ = {"smoothness": 1.0, "gap": 1.0, "variance": 1.0, "target": 1.0}
     for wrong, said in [
-        (lambda: rates(**{**TABLE, "unlikeness": [1.0]}), "unlikeness has 1 entries; expected 4"),
-        (lambda: rates(**{**TABLE, "unlikeness": [1.0, 1.0, -1.0, 1.0]}), r"unlikeness\[2\] is -1.0"),
+        (lambda: rates(**{**TABLE, "heterogeneity": [1.0]}), "heterogeneity has 1 entries; expected 4"),
+        (lambda: rates(**{**TABLE, "heterogeneity": [1.0, 1.0, -1.0, 1.0]}), r"heterogeneity\[2\] is -1.0"),
         (lambda: rates(**{**TABLE, "mean_delays": [1, 1, 0, 1]}), r"mean_delays\[2\] is 0"),
         (lambda: rates(**{**TABLE, "delay": 0}), "delay is 0"),
         (lambda: rates(**{**TABLE, "variance": math.nan}), "variance is nan"),

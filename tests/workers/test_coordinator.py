@@ -77,7 +77,7 @@ class LocalPost:
         self.dismiss(worker)
         process = self.processes[worker] = Process(worker, *self._kit, 1)
         process.incarnation, seconds = incarnation, self._start(worker, incarnation)
-        samples = process.samples() if self._kit[0].lacks_unit else None
+        samples = process.samples() if self._kit[0].needs_sample_counts else None
         ready = partial(Ready, worker, incarnation, "here", 1, environment(), samples)
         self._call(process, abs(seconds), ready if seconds >= 0 else partial(self.die, worker))
 

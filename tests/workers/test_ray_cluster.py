@@ -137,7 +137,7 @@ def test_training_survives_chaos(cluster, tmp_path):
 
     def recovered(model):
         """Everybody is back and has sent so much that no old gradient still counts, and the model is a good one again."""
-        return float(min(since) >= 50 and problem._exam.accuracy(model) > 0.92)
+        return float(min(since) >= 50 and problem._test_data.accuracy(model) > 0.92)
 
     algorithm = dd.DuDe(lr=0.1, memory="workers")
     stop_when = dd.EarlyStop("recovered", target=1.0, larger_is_better=True)

@@ -203,7 +203,7 @@ def _print_unlike(advice: Advice, console: Console) -> None:
         return
     seen: list[Constants | Later] = [found, *([] if later is None else [later])]
     length = max(one.gradient.value for one in seen) or math.nan
-    unlike = [[math.sqrt(each.value) / length for each in one.unlikeness] for one in seen]
+    unlike = [[math.sqrt(each.value) / length for each in one.heterogeneity] for one in seen]
     noise = [math.sqrt(each.value) / length for each in found.variances]
     order = sorted(range(advice.workers), key=lambda worker: -max(one[worker] for one in unlike))[:_UNLIKE]
     heads = ["worker", "unlike at first", *(["unlike later"] if len(seen) > 1 else []), "noise"]

@@ -96,7 +96,7 @@ def can_share(algorithm: Algorithm[Any], n: int) -> bool:
             return algorithm.message(gradient, held)
 
     def fleet(which: Sequence[int], how: Message) -> LocalFleet:
-        gradients = Batch(Round(problems[0].together(problems)), which)
+        gradients = Batch(Round(problems[0].batched(problems)), which)
         return LocalFleet(problems[0], VirtualClock(speeds), how, gradients=gradients)
 
     try:

@@ -18,7 +18,7 @@ from ..runs.names import REGISTRIES, alternatives, call, label, parameters, pars
 from ..runs.seeds import seeded_problem, seeded_speeds, unvaried
 from ..runs.settings import Compute, Evaluation, Saving, Server, SimulatedFleet
 from ..runs.sweep import Options, Point
-from ..simulation.availability import told
+from ..simulation.availability import announced
 from ..simulation.link import Link
 from ..simulation.speeds import SpeedModel
 from ..workers.ray_fleet import RayFleet
@@ -168,7 +168,7 @@ class Common:
 
     def simulated(self, speeds: SpeedModel, workers: int) -> SimulatedFleet:
         """So many simulated workers of that speed."""
-        changes = [] if self.absences is None else told(self.absences, workers)
+        changes = [] if self.absences is None else announced(self.absences, workers)
         return SimulatedFleet(speeds, Link(self.latency, self.bandwidth), changes)
 
     def built(self, seed: int, text: str = "") -> Problem:

@@ -1,14 +1,15 @@
 """What everything else speaks of: jobs, arrivals, orders, states, algorithms, problems, draws and errors."""
 
 from .algorithm import Algorithm, WaitsForNobody
+from .batched_gradients import BatchedGradients, OneAtATime
 from .jobs import Arrival, Job, Order, Orders, again, cancel, send, wake
-from .joint_gradients import OneAtATime, Together
 from .problem import Problem, Samples
 from .state import State
 
 __all__ = [
     "Algorithm",
     "Arrival",
+    "BatchedGradients",
     "Job",
     "OneAtATime",
     "Order",
@@ -16,7 +17,6 @@ __all__ = [
     "Problem",
     "Samples",
     "State",
-    "Together",
     "WaitsForNobody",
     "again",
     "cancel",

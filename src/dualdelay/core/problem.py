@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from .batched_gradients import BatchedGradients, OneAtATime
 from .errors import BadInput
-from .joint_gradients import OneAtATime, Together
 
 Samples = int | tuple[int, int] | None
 """Which of a worker's samples: so many, the same each time; those from one place to another; or all."""
@@ -24,9 +24,9 @@ class Problem(ABC):
     """Whether it was given a seed of its own; otherwise it follows the run's."""
     measures: bool = False
     """Whether each worker can measure its own part of F, so that no process needs all the data."""
-    columns: tuple[str, ...] = ()
+    metric_names: tuple[str, ...] = ()
     """The metrics of its own that ``combine`` gives beside the usual ones."""
-    measures_accuracy: bool = False
+    accuracy_at_workers: bool = False
     """Whether accuracy is one of them: measured by each worker, not on data that the server has."""
 
     @abstractmethod
@@ -64,11 +64,11 @@ class Problem(ABC):
         return None
 
     @property
-    def lacks_unit(self) -> bool:
-        """Whether workers count by samples that only they can count; then ``weigh`` has to be told what counts as one."""
+    def needs_sample_counts(self) -> bool:
+        """Whether workers count by samples that only they can count; then ``set_mean_samples`` has to be called."""
         return False
 
-    def weigh(self, unit: float) -> None:
+    def set_mean_samples(self, unit: float) -> None:
         """So many samples make a worker that counts as one."""
         raise AssertionError("these workers do not count by samples")
 
@@ -144,12 +144,12 @@ class Problem(ABC):
         return self
 
     @property
-    def kin(self) -> Hashable:
+    def batch_key(self) -> Hashable:
         """Equal for problems whose gradients can be taken in one call."""
         return OneAtATime
 
-    def together(self, problems: Sequence[Problem]) -> Together:
-        """What takes gradients of these problems, all of this one's kin, many at once."""
+    def batched(self, problems: Sequence[Problem]) -> BatchedGradients:
+        """What takes gradients of these problems, all of this one's batch_key, many at once."""
         return OneAtATime(problems)
 
     @abstractmethod

@@ -73,9 +73,9 @@ def usual(problem: Problem, updates: int | None, time: float | None, jobs: float
 
 def require_metrics(metrics: Mapping[str, Metric] | None, problem: Problem) -> None:
     """Refuse functions or names that cannot be those of metrics, or are the problem's; and such names of its own."""
-    for name in problem.columns:
+    for name in problem.metric_names:
         require_name(name)
-    _require_free(problem.columns, (*NAMES, *_SUMMARY))
+    _require_free(problem.metric_names, (*NAMES, *_SUMMARY))
     if metrics is None:
         return
     if not isinstance(metrics, Mapping):
@@ -84,7 +84,7 @@ def require_metrics(metrics: Mapping[str, Metric] | None, problem: Problem) -> N
         require_name(name)
         if not callable(metric):
             raise BadInput(f"metrics has {shown(metric)} for {name!r}; expected a function: lambda model: ...")
-    _require_free(metrics, (*NAMES, *_SUMMARY, *problem.columns))
+    _require_free(metrics, (*NAMES, *_SUMMARY, *problem.metric_names))
 
 
 def _require_free(names: Iterable[str], taken: Iterable[str]) -> None:
@@ -135,9 +135,9 @@ class Evaluation:
         self._problem, self._metrics = problem, dict(metrics or {})
         self._forgiving, self._tolerant = forgiving, tolerant
         require_metrics(metrics, problem)
-        self.names = (*NAMES, *problem.columns, *self._metrics)
+        self.names = (*NAMES, *problem.metric_names, *self._metrics)
         self.rows: list[Row] = []
-        self.workers = WorkerRows((*problem.columns, *(["accuracy"] if problem.measures_accuracy else [])))
+        self.workers = WorkerRows((*problem.metric_names, *(["accuracy"] if problem.accuracy_at_workers else [])))
         self.best = None if keep_best is None else Best.by(keep_best, self.names)
         self.failures: dict[str, str] = {}  # by what has failed: how
 

@@ -232,7 +232,7 @@ class Loop:
         elif due.kind == "joined":
             orders = self._decided(lambda: self.algorithm.join(s, due.worker), "join")
         elif due.kind == "weighed":
-            self.problem.weigh(float(due.text))
+            self.problem.set_mean_samples(float(due.text))
         elif due.kind == "lost":
             self.fleet.forget(due.worker)
         elif due.kind == "restored":

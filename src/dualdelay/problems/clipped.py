@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..core import Problem
+from ..core.batched_gradients import BatchedGradients, OneAtATime
 from ..core.errors import plain_number, require_positive
-from ..core.joint_gradients import OneAtATime, Together
 from .data import digest
 from .wrapped import Wrapped
 
@@ -42,17 +42,17 @@ class Clipped(Wrapped):
     def fingerprint(self) -> str:
         return str(digest("clipped", self.norm, self.problem.fingerprint()).hexdigest())
 
-    def around(self, problem: Problem) -> Clipped:
+    def rewrapped(self, problem: Problem) -> Clipped:
         return Clipped(problem, self.norm)
 
     @property
-    def kin(self) -> Hashable:
-        inner = self.problem.kin
+    def batch_key(self) -> Hashable:
+        inner = self.problem.batch_key
         return OneAtATime if inner is OneAtATime else ("clipped", self.norm, inner)
 
-    def together(self, problems: Sequence[Problem]) -> Together:
+    def batched(self, problems: Sequence[Problem]) -> BatchedGradients:
         inner = [problem.problem for problem in problems if isinstance(problem, Clipped)]
-        return OneAtATime(problems) if self.kin is OneAtATime else _Clips(self.problem.together(inner), self.norm)
+        return OneAtATime(problems) if self.batch_key is OneAtATime else _Clips(self.problem.batched(inner), self.norm)
 
 
 def _shortened(gradients: Tensor, most: float) -> Tensor:
@@ -64,7 +64,7 @@ def _shortened(gradients: Tensor, most: float) -> Tensor:
 class _Clips:
     """Clips the gradients of many jobs."""
 
-    def __init__(self, inner: Together, most: float) -> None:
+    def __init__(self, inner: BatchedGradients, most: float) -> None:
         self.most, self._inner, self._norm = inner.most, inner, most
 
     def __call__(

@@ -52,12 +52,12 @@ class FullGradients(Wrapped):
     def fingerprint(self) -> str:
         return str(digest("full gradients", self.problem.fingerprint()).hexdigest())
 
-    def around(self, problem: Problem) -> FullGradients:
+    def rewrapped(self, problem: Problem) -> FullGradients:
         return FullGradients(problem)
 
 
 def exact(problem: Problem) -> Problem:
     """The problem with exact local gradients; where several local steps are taken, each step's is exact."""
     if isinstance(problem, LocalSteps):
-        return problem.around(exact(problem.problem))
+        return problem.rewrapped(exact(problem.problem))
     return problem if isinstance(problem, FullGradients) else FullGradients(problem)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..core import Problem
+from ..core.batched_gradients import BatchedGradients, OneAtATime
 from ..core.errors import plain_number, require_positive, require_whole
-from ..core.joint_gradients import OneAtATime, Together
 from .data import digest
 from .wrapped import Wrapped
 
@@ -61,23 +61,25 @@ class LocalSteps(Wrapped):
     def fingerprint(self) -> str:
         return str(digest("local steps", self.k, self.lr, self.problem.fingerprint()).hexdigest())
 
-    def around(self, problem: Problem) -> LocalSteps:
+    def rewrapped(self, problem: Problem) -> LocalSteps:
         return LocalSteps(problem, self.k, self.lr)
 
     @property
-    def kin(self) -> Hashable:
-        inner = self.problem.kin
+    def batch_key(self) -> Hashable:
+        inner = self.problem.batch_key
         return OneAtATime if inner is OneAtATime else (self.k, self.lr, inner)
 
-    def together(self, problems: Sequence[Problem]) -> Together:
+    def batched(self, problems: Sequence[Problem]) -> BatchedGradients:
         inner = [problem.problem for problem in problems if isinstance(problem, LocalSteps)]
-        return OneAtATime(problems) if self.kin is OneAtATime else _Steps(self.problem.together(inner), self.k, self.lr)
+        return (
+            OneAtATime(problems) if self.batch_key is OneAtATime else _Steps(self.problem.batched(inner), self.k, self.lr)
+        )
 
 
 class _Steps:
     """The local steps of many jobs, each step of all of them in one call."""
 
-    def __init__(self, inner: Together, k: int, lr: float) -> None:
+    def __init__(self, inner: BatchedGradients, k: int, lr: float) -> None:
         self.most, self._inner, self._k, self._lr = inner.most, inner, k, lr
 
     def __call__(

@@ -49,10 +49,10 @@ class Logistic(Problem):
     """F_i(x) = mean of log(1 + exp(-y a'x)) over worker i's samples (a, y = -1 or 1), plus reg/2 ||x||^2, in float64.
 
     Without ``shards`` the samples are made: y = 1 for half of them, and worker i's features are normal around its own
-    random point, so that workers are the more heterogeneous the larger ``unlike`` is.
+    random point, so that workers are the more heterogeneous the larger ``heterogeneity`` is.
 
     workers, features, samples: how many workers, numbers per sample and samples per worker.
-    unlike: distance of the workers' data from one another.
+    heterogeneity: distance of the workers' data from one another.
     reg: strength of the regularisation.
     batch_size: samples per gradient, drawn with replacement.
     seed: names the data and the minibatches; None: the run's own seed does.
@@ -64,14 +64,14 @@ class Logistic(Problem):
         workers: int = 10,
         features: int = 5,
         samples: int = 100,
-        unlike: float = 1.0,
+        heterogeneity: float = 1.0,
         reg: float = 0.01,
         batch_size: int | Sequence[int] = 8,
         seed: int | None = None,
         shards: Sequence[tuple[Any, Any]] | None = None,
     ) -> None:
         workers, features, samples = map(plain_number, (workers, features, samples))
-        unlike, reg, seed, batch_size = map(plain_number, (unlike, reg, seed, batch_size))
+        heterogeneity, reg, seed, batch_size = map(plain_number, (heterogeneity, reg, seed, batch_size))
         require_positive("reg", reg)
         if shards is not None:
             shards = _pairs(shards)
@@ -80,13 +80,13 @@ class Logistic(Problem):
             "workers": workers,
             "features": features,
             "samples": samples,
-            "unlike": unlike,
+            "heterogeneity": heterogeneity,
             "reg": reg,
         }
         self.settings |= {"batch_size": batch_size, "seed": seed, "shards": given}
         self.own_seed, seed = seed is not None, seed or 0
         if shards is None:
-            shards = self._make(workers, features, samples, unlike, seed)
+            shards = self._make(workers, features, samples, heterogeneity, seed)
         if len(shards) == 0:
             raise BadInput("shards is empty; expected the data of at least one worker.")
         pairs = [tuple(torch.as_tensor(part, dtype=torch.float64) for part in pair) for pair in shards]
@@ -105,12 +105,12 @@ class Logistic(Problem):
         self._all = (torch.cat([pair[0] for pair in pairs]), torch.cat([pair[1] for pair in pairs]), shares, sizes)
 
     @staticmethod
-    def _make(workers: int, features: int, samples: int, unlike: float, seed: int) -> list[tuple[Tensor, Tensor]]:
+    def _make(workers: int, features: int, samples: int, heterogeneity: float, seed: int) -> list[tuple[Tensor, Tensor]]:
         require_workers("workers", workers)
         for name, value in (("features", features), ("samples", samples)):
             require_whole(name, value, 1)
-        if not is_finite(unlike):
-            raise BadInput(f"unlike is {shown(unlike)}; expected a finite number.")
+        if not is_finite(heterogeneity):
+            raise BadInput(f"heterogeneity is {shown(heterogeneity)}; expected a finite number.")
         size = f"{workers} workers with {samples} samples of {features} features"
         require_room(size, 4.0 * 8 * workers * samples * features, "use less of them")
         draws, shards = Draws(seed, "logistic"), []
@@ -118,7 +118,7 @@ class Logistic(Problem):
         for worker in range(1, workers + 1):
             labels = torch.where(torch.arange(samples) % 2 == 0, 1.0, -1.0).double()
             cloud = torch.from_numpy(draws.normals(samples * features, worker, 0)).view(samples, features)
-            place = torch.from_numpy(draws.normals(features, worker, 1)) * unlike
+            place = torch.from_numpy(draws.normals(features, worker, 1)) * heterogeneity
             shards.append((cloud + place + labels[:, None] * direction, labels))
         return shards
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core import Problem, Samples
+from ..core.batched_gradients import BatchedGradients, OneAtATime
 from ..core.devices import lower
 from ..core.draws import Draws
 from ..core.errors import (
@@ -25,14 +26,13 @@ from ..core.errors import (
     shortened,
     shown,
 )
-from ..core.joint_gradients import OneAtATime, Together
 from .batchnorm import refuse_batchnorm
 from .data import Collate, Minibatches, Shard, digest, objectives, on_device
 from .flat_module import FlatModule, bits, flat_weights
 from .generators import seeded
 from .purity import refuse_impure, refuse_sums
 from .samplewise import flops_of, takes_samples_one_by_one
-from .shards import Exam, Shards, name_of
+from .shards import Shards, TestData, name_of
 from .stacked import Stacked
 
 Loss = Callable[[Any, Any], Tensor]
@@ -115,7 +115,7 @@ class Network(Problem):
             raise BadInput("there are no shards; give each worker's data, or a function of the worker's number.")
         if loss is not None and step is not None:
             raise BadInput("both loss and step are given; a step computes the loss itself, so leave one of them out.")
-        self._shards, self._exam = Shards(shards, workers, collate_fn), Exam(test)
+        self._shards, self._test_data = Shards(shards, workers, collate_fn), TestData(test)
         self.workers = self._shards.workers
         self._held_out = None if held_out is None else Shards(held_out, self.workers, collate_fn, "held_out")
         self.seed, self.own_seed = seed or 0, seed is not None
@@ -133,8 +133,8 @@ class Network(Problem):
         self._metrics = dict(metrics or {})
         self._failed: set[tuple[int, str]] = set()  # workers and metrics that raised there, and are not called again
         held = ("held_out_loss",) if self._held_out is not None else ()
-        self.columns = (*held, *(name for name in self._metrics if name != "accuracy"))
-        self.measures_accuracy = "accuracy" in self._metrics
+        self.metric_names = (*held, *(name for name in self._metrics if name != "accuracy"))
+        self.accuracy_at_workers = "accuracy" in self._metrics
         self._require_names(test)
         self._draws = Draws(self.seed, "stochastic")
         self._make = None if isinstance(model, nn.Module) else model
@@ -144,7 +144,7 @@ class Network(Problem):
         self._samplewise = loss is not None and takes_samples_one_by_one(self.net.module)
         self._given = self.net.weights.clone()
         self._costs: tuple[float, float] | None = None
-        self._exam.require_pairs()
+        self._test_data.require_pairs()
         if self._shards.kept:
             try:
                 self._probe(0, self._shards.kept.values())
@@ -305,11 +305,11 @@ class Network(Problem):
         return [self._scale(worker) for worker in range(self.workers)]
 
     @property
-    def lacks_unit(self) -> bool:
+    def needs_sample_counts(self) -> bool:
         """Whether workers count by samples that only they can count."""
         return self._weights == "samples" and self._shards.function is not None and self.unit is None
 
-    def weigh(self, unit: float) -> None:
+    def set_mean_samples(self, unit: float) -> None:
         self.unit = unit
 
     def extended(self, workers: int) -> Network:
@@ -379,7 +379,7 @@ class Network(Problem):
             return {}
         shard = self._shard(worker) if self._held_out is None else self._held_out.get(worker)
         if shard is None:
-            return {"metrics": dict.fromkeys((*self.columns, *self._metrics), math.nan), "tested": 0}
+            return {"metrics": dict.fromkeys((*self.metric_names, *self._metrics), math.nan), "tested": 0}
         shard = self._chosen(shard, worker, samples)
         metrics, errors = dict.fromkeys(self._metrics, 0.0), dict[str, str]()
         with self._seeded(0):
@@ -430,7 +430,7 @@ class Network(Problem):
         """The losses of workers with few samples, several workers in one call, with the sum of their gradients at one."""
         assert self.loss is not None
         found: dict[int, tuple[Any, Any]] = {}
-        for workers, inputs, targets in self._shards.together(shards, _TOGETHER):
+        for workers, inputs, targets in self._shards.merged(shards, _TOGETHER):
             sizes = [shards[worker].size for worker in workers]
             with torch.set_grad_enabled(self.full_gradient):
                 outputs = torch.split(self.net.module(inputs), sizes)
@@ -461,16 +461,16 @@ class Network(Problem):
         if gradients:
             numbers["gradient_norm"] = factor * float(torch.stack(gradients).sum(0).norm()) / len(workers)
         tested = [k for k, worker in enumerate(workers) if parts[worker].get("tested")]
-        for name in (*self.columns, *(["accuracy"] if self.measures_accuracy else [])):
+        for name in (*self.metric_names, *(["accuracy"] if self.accuracy_at_workers else [])):
             values = [scales[k] * parts[workers[k]]["metrics"][name] for k in tested]
             numbers[name] = math.fsum(values) / math.fsum(scales[k] for k in tested) if tested else math.nan
         return {**numbers, "answered": float(len(workers)), "share": share}
 
     def _accuracy(self, x: Tensor, share: float) -> float:
-        if self._exam.absent:
+        if self._test_data.absent:
             return math.nan
-        with self.net.evaluating(x), seeded(0) if self._exam.runs_user_code else nullcontext():
-            return self._exam.accuracy(self.net.module, share)
+        with self.net.evaluating(x), seeded(0) if self._test_data.runs_user_code else nullcontext():
+            return self._test_data.accuracy(self.net.module, share)
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
         return self.combine(x, self._parts(x, None))
@@ -490,7 +490,7 @@ class Network(Problem):
             calls = max(grouped, sum(-(-shard.size // 1024) for shard in shards if not grouped or shard.size > _TOGETHER))
             passes = 3.0 if self.full_gradient else 1.0
             tested = (1.0 if self._metrics else 0.0) * samples
-            total = (passes * samples + tested + self._exam.size) * once
+            total = (passes * samples + tested + self._test_data.size) * once
             self._costs = (_CALL + 3.0 * len(rows) * once / _FLOPS, calls * passes * _CALL / 2 + total / _FLOPS)
         return self._costs
 
@@ -519,7 +519,7 @@ class Network(Problem):
             hashed.update(name_of(self._step).encode())
         with self._seeded(0):  # augmented samples are drawn anew each time
             self._shards.digest(hashed)
-            self._exam.digest(hashed)
+            self._test_data.digest(hashed)
             if self._held_out is not None:
                 self._held_out.digest(hashed)
         for tensor in self.net.fixed():
@@ -557,20 +557,20 @@ class Network(Problem):
             return self
         other = copy.copy(self)
         other.net, other._given, other.precision = self.net.on(device), self._given.to(device), precision
-        other._shards, other._exam = self._shards.on(device), self._exam.on(device)
+        other._shards, other._test_data = self._shards.on(device), self._test_data.on(device)
         other._held_out = None if self._held_out is None else self._held_out.on(device)
         return other
 
     @property
-    def kin(self) -> Hashable:
+    def batch_key(self) -> Hashable:
         kinds = {shard.kind for shard in self.shards()}
         if not self.parallel or self.minibatches.size is None or len(kinds) > 1 or None in kinds or self.loss is None:
             return OneAtATime
         place = (str(self._given.device), self.precision)
         return self.net.signature(), self.loss, self.minibatches.size, place, kinds.pop()
 
-    def together(self, problems: Sequence[Problem]) -> Together:
-        if self.kin is OneAtATime:
+    def batched(self, problems: Sequence[Problem]) -> BatchedGradients:
+        if self.batch_key is OneAtATime:
             return OneAtATime(problems)
         return Stacked([problem for problem in problems if isinstance(problem, Network)])
 

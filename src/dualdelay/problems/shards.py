@@ -101,7 +101,7 @@ class Shards:
         built = Shard(data, f"{'shard' if self._name == 'shards' else self._name}({worker})", self._collate)
         return built if self.device is None else built.on(self.device)
 
-    def together(self, shards: Sequence[Shard], most: int) -> list[tuple[list[int], Tensor, Tensor]]:
+    def merged(self, shards: Sequence[Shard], most: int) -> list[tuple[list[int], Tensor, Tensor]]:
         """Workers whose pairs of tensors fit into one batch of at most so many samples, with that batch."""
         key = tuple(map(id, shards))
         if self._several is None or self._several[0] != key:
@@ -132,7 +132,7 @@ class Shards:
             shard.digest(into)
 
 
-class Exam:
+class TestData:
     """The data on which accuracy is measured, if there are any; those that a function built stay out of every pickle."""
 
     def __init__(self, given: Any) -> None:
@@ -158,7 +158,7 @@ class Exam:
         """The number of samples, as far as it is known."""
         return 0 if self._shard is None else self._shard.size
 
-    def on(self, device: str) -> Exam:
+    def on(self, device: str) -> TestData:
         """The same data on a device."""
         other = copy.copy(self)
         other.device, other._shard = device, None if self._shard is None else self._shard.on(device)

@@ -22,10 +22,14 @@ class Wrapped(Problem):
             )
         self.problem = problem
         self.workers, self.seed, self.own_seed = problem.workers, problem.seed, problem.own_seed
-        self.measures, self.columns, self.measures_accuracy = problem.measures, problem.columns, problem.measures_accuracy
+        self.measures, self.metric_names, self.accuracy_at_workers = (
+            problem.measures,
+            problem.metric_names,
+            problem.accuracy_at_workers,
+        )
 
     @abstractmethod
-    def around(self, problem: Problem) -> Wrapped:
+    def rewrapped(self, problem: Problem) -> Wrapped:
         """The same made from another problem."""
 
     def batches(self, worker: int) -> int:
@@ -50,14 +54,14 @@ class Wrapped(Problem):
         return self.problem.samples(worker)
 
     @property
-    def lacks_unit(self) -> bool:
-        return self.problem.lacks_unit
+    def needs_sample_counts(self) -> bool:
+        return self.problem.needs_sample_counts
 
-    def weigh(self, unit: float) -> None:
-        self.problem.weigh(unit)
+    def set_mean_samples(self, unit: float) -> None:
+        self.problem.set_mean_samples(unit)
 
     def extended(self, workers: int) -> Wrapped:
-        return self.around(self.problem.extended(workers))
+        return self.rewrapped(self.problem.extended(workers))
 
     def few_samples(self) -> int | None:
         few = self.problem.few_samples()
@@ -90,7 +94,7 @@ class Wrapped(Problem):
         return self.problem.flat(state_dict)
 
     def reseeded(self, seed: int) -> Wrapped:
-        return self.around(self.problem.reseeded(seed))
+        return self.rewrapped(self.problem.reseeded(seed))
 
     @property
     def parallel(self) -> bool:
@@ -101,7 +105,7 @@ class Wrapped(Problem):
         return self.problem.workplace
 
     def twin(self) -> Wrapped:
-        return self.around(self.problem.twin())
+        return self.rewrapped(self.problem.twin())
 
     def on(self, device: str, precision: str = "float32") -> Wrapped:
-        return self.around(self.problem.on(device, precision))
+        return self.rewrapped(self.problem.on(device, precision))

@@ -50,7 +50,7 @@ def virtual_clock(fleet: SimulatedFleet) -> VirtualClock:
 def _gradients(compute: Compute, problem: Problem, threads: int) -> Gradients:
     """How the gradients of a simulated fleet are computed: many at once, on several cores, or one at a time."""
     if compute.batch:
-        return Batch(Round(problem.together([problem])), [0])
+        return Batch(Round(problem.batched([problem])), [0])
     count = cores_worth(problem, compute.cores)
     return Gradients(problem) if count == 1 else Cores(problem, count, threads)
 

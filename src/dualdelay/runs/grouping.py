@@ -39,7 +39,7 @@ def grouped(specs: Mapping[int, RunSpec]) -> list[list[int]]:
             described = describe(spec.speeds)
             speeds = json.dumps(described) if "name" in described else id(spec.speeds)
             costs = tuple(spec.problem.batches(worker) for worker in range(workers))
-            schedule = (kind, speeds, spec.seed, spec.x.dtype, len(spec.x), costs, spec.problem.kin)
+            schedule = (kind, speeds, spec.seed, spec.x.dtype, len(spec.x), costs, spec.problem.batch_key)
             groups.setdefault(schedule, []).append(k)
     return [group[i : i + _AT_ONCE] for group in groups.values() for i in range(0, len(group), _AT_ONCE)]
 

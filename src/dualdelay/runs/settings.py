@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -143,16 +143,19 @@ class Saving:
     """How many of the newest checkpoints stay."""
     go_on: bool = False
     """Whether a folder that holds the same run already is resumed; otherwise it is refused."""
-    path: Path | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         take_plain_numbers(self)
         if self.folder is not None:
             require_path("folder", self.folder)
-            object.__setattr__(self, "path", Path(self.folder))
         if self.every is not None:
             require_whole("checkpoint_every", self.every, 1)
         require_whole("keep", self.keep, 1)
+
+    @property
+    def path(self) -> Path | None:
+        """The folder as a path."""
+        return None if self.folder is None else Path(self.folder)
 
     @classmethod
     def of(cls, folder: str | Path | Saving | None, every: int | None) -> Saving:

@@ -412,7 +412,7 @@ def _require_sound(points: Sequence[Point], options: Options) -> None:
     metrics, stop = options.evaluation.metrics, options.evaluation.early_stop
     for point in points[:1]:
         require_metrics(metrics, point.problem)
-        taken = sorted({*(metrics or ()), *point.problem.columns} & {*point.names})
+        taken = sorted({*(metrics or ()), *point.problem.metric_names} & {*point.names})
         if taken:
             raise BadInput(f"metrics has {taken}, which name the runs of the table; choose other names.")
     if stop is not None:
@@ -487,7 +487,7 @@ def _compute(
 
     with using_precision(spec.compute.device or "cpu", spec.compute.precision), using_threads(spec.threads):
         try:
-            rounds = {kind: Round(some[0].together(some)) for kind, some in problems.items()}
+            rounds = {kind: Round(some[0].batched(some)) for kind, some in problems.items()}
             runners = []
             for group in groups:
                 kind = _kind(group[0].spec)
@@ -503,7 +503,7 @@ def _compute(
 
 def _kind(spec: RunSpec) -> Hashable:
     """Equal for runs whose gradients can be taken in one call."""
-    return spec.problem.kin, len(spec.x), spec.x.dtype
+    return spec.problem.batch_key, len(spec.x), spec.x.dtype
 
 
 def _group(members: Sequence[Member], gradients: Batch) -> Runner:

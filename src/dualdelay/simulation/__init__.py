@@ -1,6 +1,6 @@
 """Virtual time: speeds, availability, links, clocks, and workers simulated in this process; public as ``dd.speeds``."""
 
-from .availability import SPEEDS, Absence, AwaySpeeds, dropouts, on_off, told
+from .availability import SPEEDS, Absence, AwaySpeeds, announced, dropouts, on_off
 from .clocks import join, leave
 from .link import Link
 from .paces import BurstySpeeds, DriftingSpeeds
@@ -30,9 +30,9 @@ __all__ = [
     "RecordedSpeeds",
     "SpeedModel",
     "TruncatedNormalSpeeds",
+    "announced",
     "dropouts",
     "join",
     "leave",
     "on_off",
-    "told",
 ]

@@ -1,7 +1,7 @@
 """Workers that are away for a while or for good: one noun, the absence, and its two meanings.
 
 Either the server is not told, and the worker's job pauses (``AwaySpeeds``); or it is told, and the worker leaves and joins
-(``told``).
+(``announced``).
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _checked(where: str, given: Sequence[Any], workers: int | None) -> Absence:
 class AwaySpeeds(PacedSpeeds):
     """Another model whose workers are away at times, which nobody tells the server: a job pauses and then goes on.
 
-    A job that its worker does not end before it is gone for good takes for ever. To tell the server, use ``told`` instead.
+    A job that its worker does not end before it is gone for good takes for ever. To tell the server, use ``announced``.
     """
 
     absences: Absences
@@ -122,7 +122,7 @@ class AwaySpeeds(PacedSpeeds):
         return (math.inf if k % 2 else 1.0), moments[k] if k < len(moments) else math.inf
 
 
-def told(absences: Absences, workers: int | None = None) -> list[Change]:
+def announced(absences: Absences, workers: int | None = None) -> list[Change]:
     """Absences that the server is told of, as ``changes`` of ``simulate``: the worker leaves, with its job, and joins.
 
     Who is away from time 0 is absent from the beginning; who is gone for good never joins. ``workers`` is their number, if

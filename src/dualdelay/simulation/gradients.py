@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..core import Problem
-from ..core.joint_gradients import Together
+from ..core.batched_gradients import BatchedGradients
 from ..core.state import is_finite
 
 Key = tuple[int, int]  # a job in flight: worker and draw
@@ -103,7 +103,7 @@ class Batch(Gradients):
 class Round:
     """Fleets whose gradients are taken in one call."""
 
-    def __init__(self, together: Together) -> None:
+    def __init__(self, together: BatchedGradients) -> None:
         self.members: list[Batch] = []
         self._together = together
 

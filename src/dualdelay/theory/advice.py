@@ -43,7 +43,7 @@ class Later:
     """||grad F|| at a second model, and ||grad F_i - grad F||^2 there for each worker."""
 
     gradient: Estimate
-    unlikeness: tuple[Estimate, ...]
+    heterogeneity: tuple[Estimate, ...]
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def _pull(free: Staleness | None, found: Constants | None, after: Later | None) 
     if free is None or not seen:
         return math.nan
     n, gradient = len(free.shares), max(one.gradient.value for one in seen)
-    squares = [[(p - 1 / n) ** 2 * z.value for p, z in zip(free.shares, one.unlikeness, strict=True)] for one in seen]
+    squares = [[(p - 1 / n) ** 2 * z.value for p, z in zip(free.shares, one.heterogeneity, strict=True)] for one in seen]
     worst = math.sqrt(max(map(sum, squares)))
     return worst / gradient if gradient > 0 else math.inf if worst > 0 else 0.0
 

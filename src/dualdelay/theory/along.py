@@ -47,14 +47,14 @@ class Along:
 
     @property
     def table(self) -> Table:
-        """The values as columns; ``unlikeness`` is the workers' mean, and ``worst_smoothness`` the largest L_i."""
+        """The values as columns; ``heterogeneity`` is the workers' mean, and ``worst_smoothness`` the largest L_i."""
         rows = []
         for version, time, found in self.moments:
             row = {"version": version, "time": time, "cost": found.cost}
             for name in ("smoothness", "curvature", "variance", "gap", "gradient"):
                 row[name] = getattr(found, name).value
-            row["unlikeness"] = sum(each.value for each in found.unlikeness) / len(found.unlikeness)
+            row["heterogeneity"] = sum(each.value for each in found.heterogeneity) / len(found.heterogeneity)
             row["worst_smoothness"] = max(each.value for each in found.smoothnesses)
             rows.append(row)
-        names = ("smoothness", "worst_smoothness", "curvature", "variance", "unlikeness", "gap", "gradient", "cost")
+        names = ("smoothness", "worst_smoothness", "curvature", "variance", "heterogeneity", "gap", "gradient", "cost")
         return Table.of(rows, ("version", "time", *names))

@@ -1,4 +1,4 @@
-"""The constants that theory speaks of, measured on a problem: smoothness, variance, unlikeness and the gap to F*."""
+"""The constants that theory speaks of, measured on a problem: smoothness, variance, heterogeneity and the gap to F*."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Constants:
     """sigma^2 of one minibatch gradient, the largest over workers."""
     variances: tuple[Estimate, ...]
     """Each worker's own."""
-    unlikeness: tuple[Estimate, ...]
+    heterogeneity: tuple[Estimate, ...]
     """zeta_i^2 = ||grad F_i - grad F||^2 at x, for each worker."""
     gap: Estimate
     """F(x) - F*."""
@@ -95,9 +95,9 @@ def _measured(
         mean, variance = _worker(survey, x, worker)
         means.append(mean)
         variances.append(variance)
-    gradient, unlikeness = _unlike(survey, means, variances)
+    gradient, heterogeneity = _unlike(survey, means, variances)
     largest = max(variances, key=lambda each: math.inf if math.isnan(each.value) else each.value)
-    measured = (*curved, largest, tuple(variances), unlikeness, gap(survey, x, means), gradient)
+    measured = (*curved, largest, tuple(variances), heterogeneity, gap(survey, x, means), gradient)
     return Constants(*measured, survey.cost, tuple(dict.fromkeys(survey.notes)))
 
 

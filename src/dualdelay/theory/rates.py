@@ -17,7 +17,7 @@ def rates(
     workers: int,
     updates: int,
     variance: float,
-    unlikeness: Sequence[float],
+    heterogeneity: Sequence[float],
     delay: float,
     mean_delay: float,
     mean_delays: Sequence[float] | None = None,
@@ -46,7 +46,7 @@ def rates(
 
     workers, updates: n and T.
     variance: sigma^2, of each worker's minibatch gradients.
-    unlikeness: zeta_i^2, the largest ||grad F_i - grad F||^2 anywhere, for each worker (all but sync and dude assume it).
+    heterogeneity: zeta_i^2, the largest ||grad F_i - grad F||^2 anywhere, for each worker (sync and dude need none).
     delay, mean_delay: tau_max and tau_avg, the model delays of the gradients in use (``run.delays``).
     mean_delays: tau_avg^i, each worker's own mean delay; if not given, all are ``mean_delay``.
     local_steps: K of mifa and fedbuff.
@@ -64,7 +64,7 @@ def rates(
         _require_number(name, number, low)
     own = _each("mean_delays", [mean_delay] * workers if mean_delays is None else mean_delays, workers, 1.0)
     unit = smoothness * gap  # of a squared gradient
-    each = [value / unit for value in _each("unlikeness", unlikeness, workers, 0.0)]
+    each = [value / unit for value in _each("heterogeneity", heterogeneity, workers, 0.0)]
     n, t, k, s, z = workers, updates, local_steps, variance / unit, sum(each) / workers
     delta, rho = largest_noise / math.sqrt(unit), hessian * math.sqrt(gap) / smoothness**1.5
     old = sum(a * b for a, b in zip(own, each, strict=True)) / n

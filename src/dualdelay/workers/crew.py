@@ -58,7 +58,7 @@ class Crew(Fleet):
         for worker in absent:
             self._staff.desks[worker].state = "dead"
             self._staff.push("left", worker, text="not there at the start")
-        if self._problem.lacks_unit:
+        if self._problem.needs_sample_counts:
             counts = [desk.samples for desk in self._staff.desks if desk.samples is not None]
             if not counts:
                 why = next((due.text for due in self._staff.ready if due.text), "none of their processes has started")
@@ -70,7 +70,7 @@ class Crew(Fleet):
         """So many samples make a worker that counts as one."""
         if unit:
             self._staff.unit = unit
-            self._problem.weigh(unit)
+            self._problem.set_mean_samples(unit)
 
     def peek(self) -> Due | None:
         until = time.monotonic() + _PAUSE

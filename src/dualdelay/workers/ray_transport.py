@@ -218,7 +218,7 @@ class Post:
         actor: Any = self._make.options(**options).remote(incarnation, worker, *self._kit, fleet.threads)
         self._actors[worker] = actor
         self._lives[actor.stay.options(concurrency_group="stay").remote()] = (worker, incarnation)
-        count = self._problem.lacks_unit  # its data are then built in the thread that will use them
+        count = self._problem.needs_sample_counts  # its data are then built in the thread that will use them
         ask = actor.where if count else actor.where.options(concurrency_group="ask")
         self._expect(ask.remote(count), worker, incarnation, lambda place: Ready(worker, incarnation, *place))
 

@@ -42,7 +42,7 @@ class Worker:
             if request.sequence == self._sequence:
                 return self._reply
             if request.unit:
-                self._problem.weigh(request.unit)
+                self._problem.set_mean_samples(request.unit)
             if request.accepted == self._sequence and self._sequence >= 0:
                 self._held = self._keep
             elif request.accepted < 0:
@@ -69,7 +69,7 @@ class Worker:
         start = time.perf_counter()
         try:
             if unit:
-                self._problem.weigh(unit)
+                self._problem.set_mean_samples(unit)
             self._problem.samples(self._worker)  # its data may have to be built, which is no part of it
             start, model = time.perf_counter(), self._own(x)
             few = () if samples is None else (samples,)

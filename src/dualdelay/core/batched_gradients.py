@@ -12,7 +12,7 @@ from torch import Tensor
 from .errors import DualDelayError, RunFailed
 
 
-class Together(Protocol):
+class BatchedGradients(Protocol):
     """How the gradients of many jobs are taken in one call."""
 
     most: int
