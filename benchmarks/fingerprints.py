@@ -431,7 +431,7 @@ def in_folder(make: Callable[[], Case]) -> Scenario:
 
 
 def add_methods() -> None:
-    made: dict[str, Callable[[], Any]] = {name: (lambda name=name: method(name)) for name in dd.ALGORITHMS}
+    made: dict[str, Callable[[], Any]] = {name: (lambda name=name: method(name)) for name in sorted(dd.ALGORITHMS)}
     for name, (kind, arguments) in VARIANTS.items():
         made[name] = lambda kind=kind, arguments=arguments: method(kind, **{"lr": LR, **arguments})
     for name, make in made.items():
@@ -1095,7 +1095,7 @@ def add_sweeps() -> None:
             quietly(sweep, rates_and_seeds(name), problem(), Normal(n, std=1.0), batch=batch, **{**GRID, **options})
         )
 
-    for name in dd.ALGORITHMS:
+    for name in sorted(dd.ALGORITHMS):
         scenario("groups", f"stacked quadratic {name}")(stacked(name, noisy, 6, True))
     for name in ("dude", "auto", "vanilla", "uniform", "ringmaster", "fedfix", "sag", "fadas"):
         scenario("groups", f"stacked digits {name}")(stacked(name, digits, 5, True, updates=8, evaluate_every=4))
@@ -1170,7 +1170,7 @@ def _(folder: Path) -> Parts:
 
 @scenario("groups", "compare")
 def _(folder: Path) -> Parts:
-    methods = [method(name) for name in dd.ALGORITHMS]
+    methods = [method(name) for name in sorted(dd.ALGORITHMS)]
     made = quietly(compare, methods, noisy(), Normal(6, std=1.0), seeds=[0, 2], time=6.0, folder=folder / "runs")
     names = sorted(path.name for path in (folder / "runs").iterdir())
     return {**of_sweep(made), "files": canonical(names), "settings": canonical(sorted(made.settings()[""]))}
