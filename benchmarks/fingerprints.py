@@ -17,7 +17,6 @@ import argparse
 import contextlib
 import dataclasses
 import fnmatch
-import functools
 import hashlib
 import importlib
 import io
@@ -35,7 +34,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -47,6 +46,8 @@ import dualdelay as dd
 from dualdelay.core import Order
 from dualdelay.engine.delays import delay_grids
 from dualdelay.runs.names import parse
+from dualdelay.workers.messages import Reply
+from dualdelay.workers.testing import VirtualTime
 
 # ======================================================================================================================
 # ADAPTER. Whatever a restructuring may rename is reached from here alone. Scenarios are written with the names on the left;
@@ -99,7 +100,7 @@ Recorded, Drifting, Bursty = dd.speeds.RecordedSpeeds, dd.speeds.DriftingSpeeds,
 Away, SpeedModel, Link, EarlyStop = dd.speeds.AwaySpeeds, dd.SpeedModel, dd.speeds.Link, dd.EarlyStop
 told, on_off, dropouts = dd.speeds.announced, dd.speeds.on_off, dd.speeds.dropouts
 leave, join, send, again, cancel, wake = dd.speeds.leave, dd.speeds.join, dd.send, dd.again, dd.cancel, dd.wake
-Algorithm, State, Arrival, Draws, Fleet = dd.Algorithm, dd.State, dd.Arrival, dd.Draws, dd.RayFleet
+Algorithm, State, Arrival, Draws = dd.Algorithm, dd.State, dd.Arrival, dd.Draws
 BadInput, RunFailed, load, theory = dd.BadInput, dd.RunFailed, dd.load, dd.theory
 
 TRACE = ("time", "seconds", "worker", "draw", "version", "after", "bytes")  # columns: who came when
@@ -153,43 +154,48 @@ def method(name: str, **arguments: Any) -> Any:
     return dd.ALGORITHMS[name](**{"lr": LR, **(arguments or ARGUMENTS.get(name, {}))})
 
 
-# What the tests have for real workers on virtual time: see there for what each does.
-WORKER_TESTS = ("test_crew.py", "test_coordinator.py")  # the file's name, once and now; somewhere below tests/
+# Real workers on virtual time, as the tests have them: see tests/virtual.py for what each name is.
+virtual = importlib.import_module("virtual")
 
 
-@functools.cache
-def worker_tests() -> ModuleType:
-    """The module of the tests that has the post."""
-    tests = Path(__file__).resolve().parents[1] / "tests"
-    found = [path for name in WORKER_TESTS for path in sorted(tests.rglob(name))]
-    if not found:
-        raise FileNotFoundError(f"there is no {' or '.join(WORKER_TESTS)} below tests/: see the adapter in this script")
-    for folder in dict.fromkeys([found[0].parent, tests]):
-        if str(folder) not in sys.path:
-            sys.path.insert(0, str(folder))
-    return importlib.import_module(found[0].stem)
+class Fleet:
+    """Workers on virtual time with these settings, and the one who brings them in and takes them out."""
+
+    def __init__(self, **settings: Any) -> None:
+        self._settings, self._control = settings, dd.FleetControl()
+        self.join, self.leave = self._control.join, self._control.leave
+
+    def built(self, **conduct: Any) -> Any:
+        return virtual.fleet_of(control=self._control, **self._settings, **conduct)
 
 
 @contextlib.contextmanager
 def virtual_workers() -> Iterator[SimpleNamespace]:
-    """``begin(algorithm, problem, fleet, before, schedule, **conduct)`` of a run on virtual time, and the tests' own names.
+    """``begin(algorithm, problem, fleet, before, schedule, **conduct)`` of a run on virtual time, and the tests' names."""
+    time = VirtualTime()
 
-    While this lasts, ``train`` and ``resume`` have the same post, with the conduct of whoever began last.
-    """
-    import pytest
+    def begin(
+        algorithm: Any,
+        problem: Any = None,
+        fleet: Any = None,
+        before: Any = None,
+        schedule: Any = None,
+        *,
+        start: Any = lambda *who: 0.05,
+        job: Any = lambda: 0.02,
+        together: float = 0.0,
+    ) -> Any:
+        conduct = {"start_seconds": start, "job_seconds": lambda request: job(), "together": together, "time": time}
+        built = (fleet or Fleet()).built(**conduct)
+        return virtual.VirtualRun(algorithm, problem, built, schedule, before)
 
-    made = worker_tests()
-    fixture = made.run
-    begin = getattr(fixture, "_get_wrapped_function", lambda: fixture.__pytest_wrapped__.obj)()
-    with pytest.MonkeyPatch.context() as patch:
-        yield SimpleNamespace(
-            begin=begin(patch), dude=made.DUDE, trio=made.TRIO, rough=made.Rough, wild=made.WILD, storms=made.STORMS
-        )
+    names = {"dude": virtual.DUDE, "trio": virtual.TRIO, "rough": virtual.Rough, "storms": virtual.STORMS}
+    yield SimpleNamespace(begin=begin, time=time, **names)
 
 
 def schedule_of(updates: int) -> Any:
     """Evaluate every so many updates, as a loop of real workers is told."""
-    return worker_tests().Schedule(updates)
+    return virtual.Schedule(updates)
 
 
 def seen(here: Any) -> SimpleNamespace:
@@ -204,34 +210,30 @@ def seen(here: Any) -> SimpleNamespace:
         workers=evaluation.workers.table(),
         time=loop.now,
         notes=(),
-        faults=dict(here.fleet.counts),
+        faults=dict(here.control.counts),
     )
 
 
 def settled(here: Any) -> None:
     """Evaluate at the end, and wait for all who still measure."""
-    if here.crew.measures:
-        here.crew.measure_whole(here.loop.now, here.loop.state.version, here.loop.state.x)
-    while here.crew.settle():
-        while here.crew.has_measured:
-            here.loop.measured()
+    here.evaluate_last()
 
 
 def on_receipt(here: Any, change: Callable[[list[Any]], list[Any]]) -> None:
     """What becomes of the notices that the server receives."""
-    take = here.post.receive
-    here.post.receive = lambda timeout: change(take(timeout))
+    take = here.transport.receive
+    here.transport.receive = lambda timeout: change(take(timeout))
 
 
 def on_request(here: Any, passes: Callable[[], bool]) -> None:
-    """Which requests to workers come through."""
-    ask = here.post.ask
-    here.post.ask = lambda *given: ask(*given) if passes() else None
+    """Which requests for jobs come through."""
+    send = here.transport.send
+    here.transport.send = lambda *given: send(*given) if passes() else None
 
 
 def is_reply(notice: Any) -> bool:
     """Whether a notice is a worker's answer to a job."""
-    return isinstance(notice, worker_tests().Reply)
+    return isinstance(notice, Reply)
 
 
 # ======================================================================================================================
@@ -463,19 +465,20 @@ class Deadline(Algorithm[DeadlineState]):
     """An update every second, of whatever came since the last, even nothing."""
 
     def init(self, x: Tensor, n: int, rng: Draws) -> DeadlineState:
-        return DeadlineState(weights=x, n=n, total=torch.zeros_like(x), reported=[])
+        return DeadlineState(x, n, total=torch.zeros_like(x), reported=[])
 
     def first(self, s: DeadlineState) -> list[Order]:
         return [*super().first(s), wake(1.0)]
 
     def step(self, s: DeadlineState, a: Arrival) -> list[Order]:
-        if a.job is not None:
-            s.total = s.total + a.value
-            s.reported.append(a.worker)
-            return []
+        s.total = s.total + a.value
+        s.reported.append(a.worker)
+        return []
+
+    def on_wake(self, s: DeadlineState, time: float) -> list[Order]:
         s.descend(s.total + 0.01 * s.version, self.lr)
         ready, s.reported, s.total = s.reported, [], torch.zeros_like(s.total)
-        return [*map(send, ready), wake(a.time + 1.0)]
+        return [*map(send, ready), wake(time + 1.0)]
 
 
 @dataclass(kw_only=True)
@@ -491,10 +494,9 @@ class Fresh(Algorithm[FreshState]):
     """Old jobs are cancelled, some jobs are repeated at the same model, some go to a worker drawn by chance, and queue."""
 
     def init(self, x: Tensor, n: int, rng: Draws) -> FreshState:
-        return FreshState(weights=x, n=n, sent=dict.fromkeys(range(n), 0), rng=rng)
+        return FreshState(x, n, sent=dict.fromkeys(range(n), 0), rng=rng)
 
     def step(self, s: FreshState, a: Arrival) -> list[Order]:
-        assert a.job is not None
         s.descend(a.value, self.lr)
         orders = [again(a.worker)]
         if a.job.draw % 3:
@@ -1358,7 +1360,7 @@ def _(folder: Path) -> Parts:
     with virtual_workers() as tests:
         here = tests.begin(tests.dude(), together=0.004).go(50)
         for worker, known in ((1, 0.0), (2, 0.2), (0, 1.0), (2, 0.0), (2, 0.0)):
-            here.post.kill(worker, known=known)
+            here.transport.kill(worker, known=known)
             here.go(25)
         return of_workers(here.go(100))
 
@@ -1432,7 +1434,7 @@ def _(folder: Path) -> Parts:
             fleet.join(2)
             here.go(40)
             fleet.leave(0)
-            here.go(40).post.kill(1)
+            here.go(40).transport.kill(1)
             here.go(40)
             fleet.join(0)
             here.go(40)
@@ -1447,9 +1449,9 @@ def _(folder: Path) -> Parts:
         parts: Parts = {}
         for memory in ("workers", "server"):
             here = tests.begin(tests.dude(memory=memory)).go(60)
-            here.post.kill(1, known=1.0)
+            here.transport.kill(1, known=1.0)
             back = tests.begin(tests.dude(memory=memory), before=here).go(60)
-            back.fleet.leave(2)
+            back.control.leave(2)
             later = tests.begin(tests.dude(memory=memory), before=back.go(20)).go(60)
             parts |= below(memory, of_workers(later))
         return parts
@@ -1482,11 +1484,11 @@ def storm(name: str, seed: int) -> Parts:
             what = chance.choices(["kill", "leave", "join", "save", ""], [3, 1, 3, 2, 91])[0]
             if what == "kill":
                 for worker in chance.sample(range(4), chance.choice([1, 1, 3])):
-                    here.post.kill(worker, known=chance.choice([0.0, 0.2, 1.0]))
+                    here.transport.kill(worker, known=chance.choice([0.0, 0.2, 1.0]))
             elif what == "save":
                 here = begin(before=here)
             elif what:
-                getattr(here.fleet, what)(chance.randrange(4))
+                getattr(here.control, what)(chance.randrange(4))
         settled(here)
         problem.raises = lambda *job: False
         return of_workers(here)
@@ -1516,15 +1518,16 @@ def trained(algorithm: Any, problem: Any, folder: Path, given: Mapping[str, Any]
     """A real run on virtual time: interrupted, killed, resumed, replayed and read back."""
     chance, place = random.Random(5), folder / "run"
     with virtual_workers() as tests:
-        tests.begin(tests.dude(), job=lambda: chance.uniform(0.01, 0.05))  # from now on all have this post
+        tests.begin(tests.dude(), job=lambda: chance.uniform(0.01, 0.05))  # time passes and chance is drawn from
+        workers = fleet.built(job_seconds=lambda request: chance.uniform(0.01, 0.05), time=tests.time)
         saving = {"updates": 60, "checkpoint_every": 7, "folder": place, **options}
         with contextlib.suppress(KeyboardInterrupt):
-            train(algorithm, problem, fleet, **saving, watch=[kill_at(30, KeyboardInterrupt())])
+            train(algorithm, problem, workers, **saving, watch=[kill_at(30, KeyboardInterrupt())])
         left = whole(load(place), real=True)
         with contextlib.suppress(Killed):
-            resume(place, watch=[kill_at(20)], **given)
-        ended = resume(place, **given)
-        longer = resume(place, updates=75, **given)
+            resume(place, watch=[kill_at(20)], fleet=workers, **given)
+        ended = resume(place, fleet=workers, **given)
+        longer = resume(place, updates=75, fleet=workers, **given)
         repeated = replay(place, **given)
         return {
             **parts_of(longer, real=True),

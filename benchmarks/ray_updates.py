@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
-from dualdelay.workers.ray_transport import staying_here
+from dualdelay.workers.ray_fleet import staying_here
 from dualdelay.workers.security import own_token
 
 BATCH, IMAGES = 64, 2000

@@ -44,7 +44,7 @@ def server_time(method: Callable[..., Any], count: int) -> tuple[float, float, f
         if left == 0:
             raise Enough
 
-    fleet = dd.RayFleet(cpus=0.01, patience=600.0)
+    fleet = dd.RayFleet(cpus=0.01, faults=dd.FaultPolicy(patience=600.0))
     with contextlib.suppress(Enough):
         dd.train(
             method(lr=1e-6),

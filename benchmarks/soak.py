@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import dualdelay as dd
+from dualdelay.workers.testing import LossyRayFleet
 
 WORKERS, LR = 6, 0.05
 LOST, REPEATED, LATE, LATEST = 0.02, 0.02, 0.05, 1.0
@@ -47,8 +48,8 @@ class Weather:
         self.counts: Counter[str] = Counter()
         self._messages, self._moments = random.Random(f"messages {seed}"), random.Random(f"moments {seed}")
 
-    def faults(self, message: Any) -> list[tuple[float, Any]]:
-        """What becomes of a message."""
+    def delays(self, message: Any) -> list[float]:
+        """The delays with which a message arrives; none: it is lost."""
         self.counts["messages"] += 1
         chance = self._messages.random()
         if chance < LOST:
@@ -56,16 +57,16 @@ class Weather:
             return []
         if chance < LOST + REPEATED:
             self.counts["repeated"] += 1
-            return [(0.0, message), (self._messages.uniform(0.0, LATEST), message)]
+            return [0.0, self._messages.uniform(0.0, LATEST)]
         if chance < LOST + REPEATED + LATE:
             self.counts["late"] += 1
-            return [(self._messages.uniform(0.0, LATEST), message)]
-        return [(0.0, message)]
+            return [self._messages.uniform(0.0, LATEST)]
+        return [0.0]
 
     def rage(self, fleet: dd.RayFleet, over: threading.Event, seconds: float) -> None:
         """Harm workers and the server, for so long once they are there, or until told that it is over."""
         moments, away, frozen = self._moments, dict[int, float](), dict[int, tuple[int, float]]()
-        while len(fleet.places) < WORKERS and not over.wait(0.05):
+        while len(fleet.control.places) < WORKERS and not over.wait(0.05):
             pass
         now = time.monotonic()
         until = now + seconds
@@ -92,7 +93,7 @@ class Weather:
                 worker = moments.randrange(WORKERS)
                 if len(away) < WORKERS // 2 and worker not in away:
                     away[worker] = now + moments.uniform(4, 15)
-                    fleet.leave(worker)
+                    fleet.control.leave(worker)
             if now >= pause:
                 pause = now + moments.uniform(60, 120)
                 self.counts["pauses"] += 1
@@ -104,14 +105,14 @@ class Weather:
                     if _is_ours(pid):
                         os.kill(pid, signal.SIGCONT)
                     if worker not in away:
-                        fleet.join(worker)  # if it was frozen for too long
+                        fleet.control.join(worker)  # if it was frozen for too long
             for worker in [worker for worker, back in away.items() if back <= now]:
                 del away[worker]
-                fleet.join(worker)
+                fleet.control.join(worker)
 
     def _signal(self, fleet: dd.RayFleet, worker: int, number: signal.Signals) -> int:
         """Send a worker's process a signal; returns its number, or zero if it is not there."""
-        _, pid = fleet.places.get(worker, ("", -1))
+        _, pid = fleet.control.places.get(worker, ("", -1))
         if not _is_ours(pid):
             return 0
         os.kill(pid, number)
@@ -149,7 +150,8 @@ def storm(folder: Path, minutes: float, seed: int) -> tuple[dd.Run, Weather, lis
     if folder.exists():
         done = dd.resume(folder).time  # what an earlier soak has come to, finished or killed
     while done < minutes * 60:
-        fleet = dd.RayFleet(restarts=10**6, resend=0.5, deadline=DEADLINE, faults=weather.faults)
+        faults = dd.FaultPolicy(restarts=10**6, resend=0.5, deadline=DEADLINE)
+        fleet = LossyRayFleet(faults=faults, weather=weather.delays)
         over = threading.Event()
         limit = min(done + SEGMENT, minutes * 60)
         thread = threading.Thread(target=weather.rage, args=(fleet, over, limit - done - QUIET), daemon=True)
@@ -158,15 +160,15 @@ def storm(folder: Path, minutes: float, seed: int) -> tuple[dd.Run, Weather, lis
         try:
             if not folder.exists():
                 method = dd.DuDe(lr=LR, memory="workers")
-                schedule: dict[str, Any] = {"evaluate_seconds": 5.0, "checkpoint_every": 2000}
-                run = dd.train(method, dd.Digits(workers=WORKERS), fleet, time=limit, folder=folder, **schedule)
+                problem, saving = dd.Digits(workers=WORKERS), dd.Saving(folder, every=2000)
+                run = dd.train(method, problem, fleet, time=limit, folder=saving, evaluation=dd.Evaluation(seconds=5.0))
             else:
                 run = dd.resume(folder, time=limit, fleet=fleet)
         finally:
             over.set()
             thread.join()
             faulthandler.cancel_dump_traceback_later()
-        weather.counts += fleet.counts
+        weather.counts += fleet.control.counts
         audit = "none, a worker died at the end" if run.audit is None else f"{run.audit:.1e}"
         audits.append(run.audit)
         done, last = limit, dict(list(run.metrics.rows())[-1])

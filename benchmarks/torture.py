@@ -14,7 +14,7 @@
 | grammar | names with settings, many of them nonsense | torture_words.py |
 | flags | command lines | torture_words.py |
 | csv | files of recorded times and absences | torture_words.py |
-| messages | replies of workers that make no sense | torture_crew.py |
+| messages | replies of workers that make no sense | torture_messages.py |
 | workers | real workers that freeze, are mute or die, and a server that is paused | torture_workers.py |
 
 A trial is named by attack, seed and number, and with the same sources it is the same trial: the last line above repeats
@@ -37,8 +37,8 @@ from pathlib import Path
 import torch
 
 from torture_core import Attack, Plan, Pool, Tally, table
-from torture_crew import Messages
 from torture_damage import Config, Damage
+from torture_messages import Messages
 from torture_power import Power
 from torture_storage import Fails, Kills
 from torture_words import Flags, Grammar, Tables

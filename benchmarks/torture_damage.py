@@ -26,7 +26,7 @@ from safetensors.torch import save as save_tensors
 import dualdelay as dd
 from dualdelay.storage.folder import Folder
 from torture_core import Attack, Failure, alone, attempt
-from torture_crew import local
+from torture_messages import local
 from torture_runs import CASES, Case, Cut, Straight, bits, differences, resumed
 
 # -------------------------------------------------------------------------------------------------------- kinds of damage
@@ -349,19 +349,19 @@ class Config(Attack):
     def prepare(self, place: Path, seed: int) -> None:
         CASES["plain"].start(place / "finished")
         CASES["plain"].until(place / "cut", 7)
-        with local():
-            self._real(place / "real")
+        with local() as fleet:
+            self._real(fleet, place / "real")
             with contextlib.suppress(Cut):
-                self._real(place / "real cut", [stop_after(9)])
+                self._real(fleet, place / "real cut", [stop_after(9)])
         self._places = [place / name for name in ("finished", "cut", "real", "real cut")]
 
     @staticmethod
-    def _real(folder: Path, more: Sequence[Any] = ()) -> None:
+    def _real(fleet: dd.RayFleet, folder: Path, more: Sequence[Any] = ()) -> None:
         problem, options = CASES["plain"].problem, {"updates": 10, "checkpoint_every": 2}
         dd.train(
             dd.DuDe(lr=0.05, memory="workers"),
             problem,
-            dd.RayFleet(),
+            fleet,
             folder=folder,
             watch=dd.Reporting(more, progress=False),
             **options,

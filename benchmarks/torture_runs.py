@@ -19,7 +19,7 @@ from torch import Tensor
 import dualdelay as dd
 from dualdelay.storage.folder import Folder
 from torture_core import Failure, Tell, must
-from torture_crew import local
+from torture_messages import local
 
 _FILES = ("trace.parquet", "metrics.parquet", "workers.parquet", "model.safetensors", "best.safetensors", "result.json")
 _CENTERS = [[0.0, 1.0], [6.0, -2.0], [12.0, 4.0]]
@@ -348,12 +348,10 @@ class RealRun(Action):
 
     def act(self, place: Path) -> dd.Run:
         folder, options = place / "run", {"updates": 8, "checkpoint_every": 2, "evaluation": dd.Evaluation(every=3)}
-        with local():
+        with local() as fleet:
             if folder.exists():
                 return dd.resume(folder, watch=dd.Reporting(progress=False))
-            return dd.train(
-                dd.DuDe(lr=0.05, memory="workers"), _QUADRATIC, dd.RayFleet(), folder=folder, watch=_QUIET, **options
-            )
+            return dd.train(dd.DuDe(lr=0.05, memory="workers"), _QUADRATIC, fleet, folder=folder, watch=_QUIET, **options)
 
     def require(self, place: Path, safe: Promises, *but: str) -> None:
         folder = place / "run"

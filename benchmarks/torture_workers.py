@@ -69,7 +69,7 @@ class Workers(Attack):
         memory, gone = chance.choice(["server", "workers"]), chance.choice(["leave", "freeze"])
         said, folder = f"{harm} at job {job}, memory={memory}, gone={gone}", place / "run"
         problem, method = Troubled(harm, job), dd.DuDe(lr=0.05, memory=memory)
-        fleet = dd.RayFleet(cpus=0, deadline=DEADLINE, gone=gone, resend=1.0)
+        fleet = dd.RayFleet(cpus=0, faults=dd.FaultPolicy(deadline=DEADLINE, gone=gone, resend=1.0))
         striker = Striker(fleet, harm, job)
         options: dict[str, Any] = {"updates": UPDATES, "checkpoint_every": 50}
         try:
@@ -93,9 +93,9 @@ class Striker:
 
     def __call__(self, state: dd.State, arrival: dd.Arrival) -> None:
         """Strike when it is time."""
-        if self._done or arrival.worker != VICTIM or arrival.job is None or arrival.job.draw < self._job:
+        if self._done or arrival.worker != VICTIM or arrival.job.draw < self._job:
             return
-        self._done, pid = True, self._fleet.places[VICTIM][1]
+        self._done, pid = True, self._fleet.control.places[VICTIM][1]
         if self._harm == "kill":
             os.kill(pid, signal.SIGKILL)
         elif self._harm == "freeze":

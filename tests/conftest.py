@@ -37,7 +37,7 @@ def ray_here() -> None:
     import ray
 
     import real
-    from dualdelay.workers.ray_transport import staying_here
+    from dualdelay.workers.ray_fleet import staying_here
     from dualdelay.workers.security import own_token
 
     ray.cloudpickle.register_pickle_by_value(real)  # the workers do not have this folder on their path

@@ -60,19 +60,20 @@ class Deadline(dd.Algorithm[DeadlineState]):
     """An update every second, of whatever came since the last, even nothing: versions change between arrivals."""
 
     def init(self, x: Tensor, n: int, rng: dd.Draws) -> DeadlineState:
-        return DeadlineState(weights=x, n=n, total=torch.zeros_like(x), reported=[])
+        return DeadlineState(x, n, total=torch.zeros_like(x), reported=[])
 
     def first(self, s: DeadlineState) -> list[Order]:
         return [*super().first(s), dd.wake(1.0)]
 
     def step(self, s: DeadlineState, a: dd.Arrival) -> list[Order]:
-        if a.job is not None:
-            s.total = s.total + a.value
-            s.reported.append(a.worker)
-            return []
+        s.total = s.total + a.value
+        s.reported.append(a.worker)
+        return []
+
+    def on_wake(self, s: DeadlineState, time: float) -> list[Order]:
         s.descend(s.total + s.version, self.lr)  # every version differs from the last, whoever came
         ready, s.reported, s.total = s.reported, [], torch.zeros_like(s.total)
-        return [*map(dd.send, ready), dd.wake(a.time + 1.0)]
+        return [*map(dd.send, ready), dd.wake(time + 1.0)]
 
 
 @dataclass(kw_only=True)
@@ -85,7 +86,7 @@ class Fresh(dd.Algorithm[FreshState]):
     """A job whose model is three versions old is cancelled; every other job is a second one at the same model."""
 
     def init(self, x: Tensor, n: int, rng: dd.Draws) -> FreshState:
-        return FreshState(weights=x, n=n, sent=dict.fromkeys(range(n), 0))
+        return FreshState(x, n, sent=dict.fromkeys(range(n), 0))
 
     def step(self, s: FreshState, a: dd.Arrival) -> list[Order]:
         s.descend(a.value, self.lr)

@@ -125,14 +125,15 @@ class Until:
 
 def kill(fleet: dd.RayFleet, worker: int) -> None:
     """SIGKILL to a worker's process."""
-    os.kill(fleet.places[worker][1], signal.SIGKILL)
+    os.kill(fleet.control.places[worker][1], signal.SIGKILL)
 
 
 @dataclass(frozen=True)
 class Stubborn(dd.SyncSGD):
     """Synchronous SGD without a rule for workers that leave."""
 
-    leave = dd.Algorithm.leave
+    away = ""
+    leave, join = dd.Algorithm.leave, dd.Algorithm.join
 
 
 def check(run: dd.Run, folder: Any, problem: dd.Problem, **given: Any) -> dd.Run:

@@ -88,7 +88,7 @@ def test_an_algorithm_knows_only_the_core() -> None:
 
 
 def test_matplotlib_and_ray_are_imported_in_one_file_each_and_pickle_in_none() -> None:
-    for library, files in (("matplotlib", {"analysis.figures"}), ("ray", {"workers.ray_transport"}), ("pickle", set())):
+    for library, files in (("matplotlib", {"analysis.figures"}), ("ray", {"workers.ray_fleet"}), ("pickle", set())):
         users = {name for name, path in modules() if any(other.split(".")[0] == library for other in imports(path))}
         assert users == files
 

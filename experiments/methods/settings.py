@@ -47,32 +47,7 @@ ENTRIES: dict[str, Make] = {name: _plain(name) for name in dd.ALGORITHMS if name
     "malenia S=20": _plain("malenia", gradients=2 * WORKERS),
     "aced 30": _plain("aced", max_delay=3 * WORKERS),
 }
-LABELS = {
-    "dude": "DuDe",
-    "auto": "AutoDuDe",
-    "sync": "synchronous",
-    "vanilla": "vanilla ASGD",
-    "uniform": "Uniform ASGD",
-    "shuffled": "Shuffled ASGD",
-    "fedbuff": "FedBuff",
-    "mifa": "MIFA",
-    "siag": "sIAG",
-    "rescaled": "Rescaled ASGD",
-    "malenia": "Malenia",
-    "ringleader": "Ringleader",
-    "ca2fl": "CA2FL",
-    "aced": "ACED",
-    "sync_by_speed": "sync. by speed",
-    "rennala": "Rennala",
-    "ringmaster": "Ringmaster",
-    "delay_adaptive": "delay-adaptive",
-    "generalized": "Generalized",
-    "fedasync": "FedAsync",
-    "fedfix": "FedFix",
-    "iag": "IAG",
-    "sag": "SAG",
-    "saga": "SAGA",
-    "fadas": "FADAS",
+LABELS = {name: method.title for name, method in dd.ALGORITHMS.items()} | {
     "dude c=3": "DuDe, c = 3",
     "fedbuff m=3": "FedBuff, buffer 3",
     "malenia S=20": "Malenia, S = 20",
@@ -80,8 +55,8 @@ LABELS = {
 }
 FAMILIES = {
     "in the paper, and sIAG": ("dude", "vanilla", "sync", "fedbuff", "mifa", "uniform", "shuffled", "siag"),
-    "made for unlike data": ("dude", "rescaled", "malenia", "ringleader", "ca2fl", "aced", "sync_by_speed"),
-    "made for like data": ("dude", "rennala", "ringmaster", "delay_adaptive"),
+    "made for heterogeneous data": ("dude", "rescaled", "malenia", "ringleader", "ca2fl", "aced", "sync_by_speed"),
+    "made for homogeneous data": ("dude", "rennala", "ringmaster", "delay_adaptive"),
     "named in the paper's text": ("dude", "generalized", "fedasync", "fedfix", "iag", "sag", "saga", "fadas"),
 }
 

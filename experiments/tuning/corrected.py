@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
 from dualdelay.core import Algorithm, Arrival, Orders, send
-from dualdelay.core.aggregate import AggregateState, aggregate
+from dualdelay.core.aggregate import AggregateState
 from dualdelay.core.draws import Draws
 
 
@@ -28,8 +28,6 @@ class CorrectedState(AggregateState):
 class Corrected(Algorithm[CorrectedState]):
     """h_j <- h_j + a (G_j - h_j); x <- x - lr / n (G_j - h_j + mean h). DuDe is a = 1, vanilla ASGD h = 0."""
 
-    away: ClassVar[str] = "not tried"
-
     wait_for: int = 1
     wait: bool = True
     """Whether those who have reported wait for the update."""
@@ -38,19 +36,18 @@ class Corrected(Algorithm[CorrectedState]):
 
     def init(self, x: Tensor, n: int, rng: Draws) -> CorrectedState:
         zeros = {"times": [0.0] * n, "since": [0.0] * n}
-        return CorrectedState(weights=x, n=n, missing=set(range(n)), waiting=[], **zeros, **aggregate(x, n))
+        return CorrectedState(x, n, missing=set(range(n)), waiting=[], **zeros)
 
     def step(self, s: CorrectedState, a: Arrival) -> Orders:
         i, first = a.worker, a.worker in s.missing
-        assert s.table is not None
         s.times[i] = max(a.time - s.since[i], 1e-12)
         share = 1.0 if first or not self.keep else 1 - math.exp(-s.times[i] / (self.keep * max(s.times)))
         if share == 1.0:
-            s.take(i, a.value)
+            s.replace(i, a.value)
             change = None
         else:
-            held = s.table[i] + share * (a.value - s.table[i])
-            s.take(i, held)
+            held = s.last(i) + share * (a.value - s.last(i))
+            s.replace(i, held)
             change = (a.value - held).double()
         if change is not None:
             s.fresh = change if s.fresh is None else s.fresh + change

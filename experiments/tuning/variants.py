@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from dualdelay.core import Algorithm, Arrival, Orders, send
-from dualdelay.core.aggregate import AggregateState, aggregate
+from dualdelay.core.aggregate import AggregateState
 from dualdelay.core.draws import Draws
 
 
@@ -24,7 +24,7 @@ class TrialState(AggregateState):
     given: list[float]  # when each worker was given the model it computes at
     times: list[float]  # what each worker's last job took
     longest: float = 0.0  # the running maximum of the delay
-    last: float = -1.0  # when the last update was
+    updated: float = -1.0  # when the last update was
     since: int = 0  # gradients from this version on belong to the round
     mark: Tensor | None = None  # the model at its beginning
     before: Tensor | None = None  # the sum then
@@ -41,8 +41,6 @@ def _along(a: Tensor, b: Tensor) -> Tensor:
 @dataclass(frozen=True)
 class Trial(Algorithm[TrialState]):
     """DuDe with step lr / delay, in many variants."""
-
-    away: ClassVar[str] = "not tried"
 
     wait_for: int = 1
     delay: Literal["mean", "max"] = "mean"
@@ -65,17 +63,16 @@ class Trial(Algorithm[TrialState]):
         zeros = {name: [0.0] * n for name in ("begun", "given", "times")}
         one: Any = x.new_ones((*x.shape[:-1], 1), dtype=torch.float64) if self.beta else 1.0
         lists = {"missing": set(range(n)), "waiting": [], "versions": [0] * n, "spread": [0.0] * n}
-        return TrialState(weights=x, n=n, factor=one, **lists, **zeros, **aggregate(x, n))
+        return TrialState(x, n, factor=one, **lists, **zeros)
 
     def step(self, s: TrialState, a: Arrival) -> Orders:
-        assert a.job is not None
         i = a.worker
-        if self.noise and s.table is not None and i not in s.missing:
-            change = a.value - s.table[i]
+        if self.noise and i not in s.missing:
+            change = a.value - s.last(i)
             square = _along(change, change)
             s.spread[i] = square if isinstance(s.spread[i], float) else torch.lerp(s.spread[i], square, 0.1)
-        s.take(i, a.value)
-        s.versions[i], s.begun[i], s.times[i] = a.job.version, s.given[i], a.seconds
+        s.replace(i, a.value)
+        s.versions[i], s.begun[i], s.times[i] = a.version, s.given[i], a.seconds
         s.missing.discard(i)
         s.waiting.append(i)
         if s.missing or len(s.waiting) < self.wait_for:
@@ -86,7 +83,7 @@ class Trial(Algorithm[TrialState]):
             if max(late) >= self.bound * s.n / self.wait_for:
                 return []
         s.descend(s.total, self._lr(s, a.time), over=s.n)
-        s.last = a.time
+        s.updated = a.time
         ready, s.waiting = s.waiting, []
         for worker in ready:
             s.given[worker] = a.time
@@ -98,7 +95,7 @@ class Trial(Algorithm[TrialState]):
         if self.unit == "time":
             ages = [now - begun for begun in s.begun]
             age = sum(ages) / s.n if self.delay == "mean" else max(ages)
-            pause = now - s.last if s.last >= 0 else 1 / rate
+            pause = now - s.updated if s.updated >= 0 else 1 / rate
             share = pause / max(age, seconds if self.floor == "predicted" else 0.0)
         else:
             late = [s.version + 1 - version for version in s.versions]

@@ -37,22 +37,22 @@ class WaitingDuDe(DuDe):
     """The mean delay that is kept to; a step is never larger than with this one."""
 
     def init(self, x: Tensor, n: int, rng: Draws) -> WaitingState:
-        return WaitingState(**vars(super().init(x, n, rng)), versions=[0] * n, wait_for=n)
+        return WaitingState(x, n, missing=super().init(x, n, rng).missing, versions=[0] * n, wait_for=n)
 
     def step(self, s: DuDeState, a: Arrival) -> Orders:
-        assert isinstance(s, WaitingState) and a.job is not None
-        s.versions[a.worker] = a.job.version
+        assert isinstance(s, WaitingState)
+        s.versions[a.worker] = a.version
         return super().step(s, a)
 
     def _update(self, s: DuDeState) -> Orders:
         assert isinstance(s, WaitingState)
-        if s.missing or len(s.waiting) < min(s.wait_for, s.n):
+        if s.missing or len(s.waiting) < min(s.wait_for, s.counted):
             return []
         taken = [version for worker, version in enumerate(s.versions) if worker not in s.uncounted]
         delay = s.version + 1 - sum(taken) / len(taken)
         if min(taken) >= s.since:
             self._adapt(s, delay)
-        s.descend(s.total, self.lr / max(delay, self.delay), over=s.n)  # w <- w - eta g~
+        s.descend(s.total, self.lr / max(delay, self.delay), over=s.counted)  # w <- w - eta g~
         ready, s.waiting = s.waiting, []
         return [send(worker) for worker in ready]
 
@@ -62,4 +62,4 @@ class WaitingDuDe(DuDe):
         if delay < 0.7 * self.delay:
             s.wait_for = max(1, math.floor(0.7 * s.wait_for))
         elif delay > self.delay / 0.7:
-            s.wait_for = min(s.n, math.ceil(s.wait_for / 0.7))
+            s.wait_for = min(s.counted, math.ceil(s.wait_for / 0.7))

@@ -2,18 +2,16 @@
 
 from . import algorithms, problems, theory
 from . import simulation as speeds
-from .algorithms import (
-    ALGORITHMS,
-    MIFA,
-    SIAG,
-    AutoDuDe,
-    DuDe,
-    FedBuff,
-    ShuffledASGD,
-    SyncSGD,
-    UniformASGD,
-    VanillaASGD,
-)
+from .algorithms import ALGORITHMS
+from .algorithms.auto import AutoDuDe
+from .algorithms.dude import DuDe
+from .algorithms.fedbuff import FedBuff
+from .algorithms.mifa import MIFA
+from .algorithms.shuffled import ShuffledASGD
+from .algorithms.siag import SIAG
+from .algorithms.sync import SyncSGD
+from .algorithms.uniform import UniformASGD
+from .algorithms.vanilla import VanillaASGD
 from .core import Algorithm, Arrival, Job, Problem, State, again, cancel, send, wake
 from .core.aggregate import AggregateState
 from .core.draws import Draws
@@ -30,6 +28,7 @@ from .runs.simulate import simulate, train
 from .runs.sweep import Sweep, compare, sweep
 from .simulation.speeds import FixedSpeeds, SpeedModel, TruncatedNormalSpeeds
 from .workers.ray_fleet import RayFleet
+from .workers.settings import FaultPolicy, FleetControl
 
 __all__ = [
     "ALGORITHMS",
@@ -48,8 +47,10 @@ __all__ = [
     "DualDelayError",
     "EarlyStop",
     "Evaluation",
+    "FaultPolicy",
     "FedBuff",
     "FixedSpeeds",
+    "FleetControl",
     "Interrupted",
     "Job",
     "LocalSteps",

@@ -25,7 +25,7 @@ from dualdelay.engine.loop import Loop
 from dualdelay.problems.data import Shard
 from dualdelay.problems.stacked import Stacked
 from dualdelay.simulation.clocks import VirtualClock
-from dualdelay.simulation.gradients import Batch, Round
+from dualdelay.simulation.gradients import Batcher, GradientsInBatches
 from dualdelay.simulation.local_fleet import LocalFleet
 from flat import simulate
 from helpers import drift, few, operations, rounding, unlike
@@ -390,7 +390,9 @@ def test_a_call_holds_every_job_in_flight_whose_gradient_is_not_known(name: str)
         ALGORITHMS[name],
     )
     counting = problem.batched([problem])
-    fleet = LocalFleet(problem, VirtualClock(speeds), algorithm.message, gradients=Batch(Round(counting), [0]))
+    fleet = LocalFleet(
+        problem, VirtualClock(speeds), algorithm.message, gradients=GradientsInBatches(Batcher(counting), [0])
+    )
     loop = Loop(algorithm, problem, fleet, problem.start(0))
     known: set[tuple[int, int]] = set()
 

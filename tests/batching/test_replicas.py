@@ -287,7 +287,7 @@ class Clipped(dd.Algorithm[dd.State]):
     most: float = 25.0
 
     def init(self, x: Tensor, n: int, rng: dd.Draws) -> dd.State:
-        return dd.State(weights=x, n=n)
+        return dd.State(x, n)
 
     def step(self, s: dd.State, a: dd.Arrival) -> list[Order]:
         s.descend(a.value * torch.clamp(self.most / a.value.norm(), max=1.0), self.lr)
@@ -313,7 +313,7 @@ class Counting(dd.Algorithm[CountingState]):
     """A worker's step is the smaller the more it has made: the counts have no dimension for replicas."""
 
     def init(self, x: Tensor, n: int, rng: dd.Draws) -> CountingState:
-        return CountingState(weights=x, n=n, counts=torch.zeros(n))
+        return CountingState(x, n, counts=torch.zeros(n))
 
     def step(self, s: CountingState, a: dd.Arrival) -> list[Order]:
         s.counts[a.worker] += 1

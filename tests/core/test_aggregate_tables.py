@@ -177,9 +177,9 @@ def test_long_rows_are_kept_as_short_ones_are() -> None:
     for table in ("full", "half", "host"):
         x = torch.zeros(d)
         state = dd.DuDe(LR).init(x, 2, Draws(0, "server"))
-        state.kept = table
+        state.table_format = table
         for k, row in enumerate(rows):
-            state.take(k % 2, row)
+            state.replace(k % 2, row)
         kept = [row.to(torch.bfloat16) if table == "half" else row for row in rows[-2:]]
         assert torch.equal(state.total, kept[0].double() + kept[1].double())
 
@@ -223,7 +223,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(name: str, table: str, t
         resumed = dd.resume(folder, problem=again)
         assert differences(resumed, straight) == []
         state: Any = resumed.state
-        assert state.kept == table
+        assert state.table_format == table
         assert {row.dtype for row in state.table} == {torch.bfloat16 if table == "half" else resumed.x.dtype}
         assert torch.equal(dd.replay(folder, again).x, straight.x)
 

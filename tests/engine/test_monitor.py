@@ -84,6 +84,6 @@ def test_the_last_words_are_no_rate_of_an_instant():
     for loop in stepping(dd.VanillaASGD(lr=0.05), unlike(4), dd.FixedSpeeds(SPEEDS), 50):
         monitor = monitor or Monitor([lambda version, values: told.append(values)], loop, every=1000.0)
         monitor(loop, None)
-    monitor.tell(loop)
-    monitor.tell(loop)
+    monitor.log_signs(loop)
+    monitor.log_signs(loop)
     assert 0.5 < told[1]["updates_per_second"] / told[0]["updates_per_second"] <= 1.0

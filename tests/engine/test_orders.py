@@ -14,7 +14,7 @@ class Small(dd.Algorithm):
     """Every arrival is an update; the methods below change one thing each."""
 
     def init(self, x, n, rng):
-        return dd.State(weights=x, n=n)
+        return dd.State(x, n)
 
     def step(self, s, a):
         s.descend(a.value, self.lr)
@@ -80,13 +80,14 @@ class OnTime(Small):
         return [*super().first(s), dd.wake(2.5)]
 
     def step(self, s, a):
-        if a.job is not None:
-            return []
+        return []
+
+    def on_wake(self, s, time):
         s.descend(s.x, self.lr)
-        return [dd.send(0), dd.wake(a.time + 2.5)]
+        return [dd.send(0), dd.wake(time + 2.5)]
 
 
-def test_wake_calls_step_at_that_time():
+def test_wake_calls_on_wake_at_that_time():
     run = run_on(OnTime, time=6.0)
     # the orders of a wake go out at its time: worker 0's next job takes from 2.5 to 3.5
     assert names(run, 0) == [(1, 0, 0), (3.5, 1, 1), (6, 2, 2)] and names(run, 1) == [(3, 0, 0)]

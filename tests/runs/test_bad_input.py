@@ -55,7 +55,7 @@ class Hoarder(dd.Algorithm[Any]):
         class HoarderState(dd.State):
             seen: Any = field(default_factory=lambda: np.zeros(3))
 
-        return HoarderState(weights=x, n=n)
+        return HoarderState(x, n)
 
     def step(self, s: dd.State, a: dd.Arrival) -> list[Order]:
         s.descend(a.value, self.lr)

@@ -132,10 +132,10 @@ NUMBERS: dict[str, Callable[[Any], Any]] = {
     "alpha": lambda v: dd.Digits(3, alpha=v),
     "noise": lambda v: dd.Quadratic([[0.0]], noise=v),
     "centers": lambda v: dd.Quadratic([[v]]),
-    "unlike": lambda v: dd.problems.Logistic(2, heterogeneity=v),
+    "heterogeneity": lambda v: dd.problems.Logistic(2, heterogeneity=v),
     "reg": lambda v: dd.problems.Logistic(2, reg=v),
     "norm": lambda v: dd.problems.Clipped(q3, v),
-    "deadline": lambda v: dd.RayFleet(deadline=v),
+    "deadline": lambda v: dd.RayFleet(faults=dd.FaultPolicy(deadline=v)),
     "cpus": lambda v: dd.RayFleet(cpus=v),
     "draws": lambda v: dd.theory.constants(q3, draws=v),
     "delay": lambda v: dd.theory.largest_step(1.0, v),
@@ -154,12 +154,20 @@ def test_what_is_no_number_or_too_large_a_one(name: str, value: Any) -> None:
 
 @pytest.mark.parametrize("name", ["threads", "server_threads", "restarts", "retries", "room", "minimum", "alarm"])
 def test_settings_of_a_fleet_that_ray_or_torch_could_not_take(name: str) -> None:
-    refused(lambda: dd.RayFleet(**{name: HUGE}), name, "expected a whole number")
+    kind = dd.RayFleet if name in ("threads", "server_threads", "room") else dd.FaultPolicy
+    refused(lambda: kind(**{name: HUGE}), name, "expected a whole number")
 
 
-@pytest.mark.parametrize("options", [{"resend": 1e300}, {"cpus": inf}, {"address": 5}, {"absent": 1}, {"absent": ["a"]}])
+@pytest.mark.parametrize(
+    "options",
+    [{"cpus": inf}, {"address": 5}, {"absent": 1}, {"absent": ["a"]}, {"faults": 3}, {"control": 3}],
+)
 def test_settings_of_a_fleet_that_are_none(options: dict[str, Any]) -> None:
     refused(lambda: dd.RayFleet(**options), *options, "expected")
+
+
+def test_nobody_is_waited_for_longer_than_a_lifetime() -> None:
+    refused(lambda: dd.FaultPolicy(resend=1e300), "resend", "expected")
 
 
 @pytest.mark.parametrize("resources", [5, ["gpu"], [{"gpu": "one"}], [{1: 2}], [{"gpu": -1}]])
@@ -507,7 +515,7 @@ class Impatient(dd.VanillaASGD):
     def first(self, s: dd.State) -> list[Order]:
         return [dd.wake(self.at)]
 
-    def step(self, s: dd.State, a: dd.Arrival) -> list[Order]:
+    def on_wake(self, s: dd.State, time: float) -> list[Order]:
         return [dd.wake(self.at)]
 
 

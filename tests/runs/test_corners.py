@@ -114,7 +114,7 @@ def test_a_run_whose_problem_fails_is_saved_where_it_stands(tmp_path):
 @dataclass(frozen=True)
 class InPlace(dd.Algorithm[dd.State]):
     def init(self, x, n, rng):
-        return dd.State(weights=x, n=n)
+        return dd.State(x, n)
 
     def step(self, s, a):
         s.x.sub_(self.lr * a.value)

@@ -76,7 +76,7 @@ def gradients(count, d=5, kind=torch.float32):
 def server(optimizer=None, schedule=None, x=None, lr=0.05):
     x = start() if x is None else x
     given = optimizer is not None or schedule is not None
-    return State(weights=x.clone(), n=1, optimizer=Optimizer(optimizer, schedule, lr=lr) if given else None)
+    return State(x.clone(), 1, optimizer=Optimizer(optimizer, schedule, lr=lr) if given else None)
 
 
 def path(state, directions, lr=0.05, over=1):
@@ -97,7 +97,7 @@ def steps(schedule, count, optimizer=None):
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
 @pytest.mark.parametrize("lent", [True, False])
 def test_without_an_optimizer_the_step_has_the_bits_of_one_addition(d, kind, lent):
-    state = State(weights=start(d), n=7, lent=lent)
+    state = State(start(d), 7, lent=lent)
     for over in (1, 7, 3.5):
         (direction,) = gradients(1, d, kind)
         expected = torch.add(state.weights, direction.to(torch.float32), alpha=-(0.1 / over))
@@ -491,7 +491,7 @@ def test_a_schedule_that_ends_before_the_run_is_refused():
     text = "OneCycleLR[max_lr=1,total_steps=9]"
     with pytest.raises(dd.BadInput, match=r"ends after 9 steps, but the run is to make 10 updates.*total_steps=10"):
         Optimizer(None, text, updates=10, lr=0.05)
-    state = State(weights=start(), n=1, optimizer=Optimizer(None, text, updates=9, lr=0.05))
+    state = State(start(), 1, optimizer=Optimizer(None, text, updates=9, lr=0.05))
     path(state, gradients(9))
     with pytest.raises(dd.BadInput, match=r"cannot make a step: .*total steps is 9"):  # a run by time cannot know before
         path(state, gradients(1))

@@ -125,7 +125,8 @@ def test_a_run_killed_between_the_rejections_ends_the_same(tmp_path: Path) -> No
 def test_a_method_without_a_rule_for_leaving_says_so_when_a_worker_has_to() -> None:
     @dataclass(frozen=True)
     class Stubborn(dd.SyncSGD):
-        leave = dd.Algorithm.leave
+        away = ""
+        leave, join = dd.Algorithm.leave, dd.Algorithm.join
 
     with pytest.raises(dd.RunFailed, match=r"worker 1 is gone .*number 10 in a row.*Stubborn would wait for it"):
         dd.simulate(Stubborn(0.05), Bad(CENTERS), THREE, updates=60, server=dd.Server(on_nonfinite="leave"))

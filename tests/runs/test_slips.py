@@ -89,7 +89,7 @@ class Own(dd.Algorithm[dd.State]):
     how: str = ""
 
     def init(self, x: Tensor, n: int, rng: dd.Draws) -> dd.State:
-        state = dd.State(weights=x, n=n)
+        state = dd.State(x, n)
         if self.how == "beside":
             vars(state)["mean"] = torch.zeros_like(x)
         return state

@@ -22,8 +22,9 @@ import dualdelay as dd
 from dualdelay.cli import main
 from dualdelay.runs.names import describe, rebuild
 from dualdelay.runs.seeds import seeded_speeds
-from dualdelay.simulation.availability import SPEEDS, Absence, AwaySpeeds, announced, dropouts, on_off
-from dualdelay.simulation.paces import BurstySpeeds, DriftingSpeeds
+from dualdelay.simulation import SPEEDS
+from dualdelay.simulation.availability import Absence, AwaySpeeds, announced, dropouts, on_off
+from dualdelay.simulation.speeds import BurstySpeeds, DriftingSpeeds
 from flat import simulate
 from helpers import audit, rounding, unlike
 from own import Holes, Scenario, bits, centers, differences

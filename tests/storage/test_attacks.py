@@ -237,7 +237,7 @@ class Own(dd.Algorithm[Sums]):
     careless = False  # writes into the tensors of its list
 
     def init(self, x: Tensor, n: int, rng: dd.Draws) -> Sums:
-        return Sums(weights=x, n=n, total=torch.zeros_like(x), each=[torch.zeros_like(x) for _ in range(n)], seen=set())
+        return Sums(x, n, total=torch.zeros_like(x), each=[torch.zeros_like(x) for _ in range(n)], seen=set())
 
     def step(self, s: Sums, a: dd.Arrival) -> list[Order]:
         s.seen.add(s.version)

@@ -1,6 +1,6 @@
 """Evaluation does not harm what it measures: on real workers it has its turn, and in a simulation its share of the work.
 
-Workers are the real ones on virtual time, as in test_crew.py.
+Workers are the real ones on virtual time (tests/virtual.py).
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_coordinator import run as run
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
-from dualdelay.engine.evaluation import Schedule, usual
+from dualdelay.engine.evaluation import Schedule, default_schedule
 from helpers import ROUNDED
 from own import mlp, shards
+from virtual import VirtualRun, fleet_of
 
 SIZES = (200, 300, 100, 40)
 FEW = 3 * 4  # samples that take as long as a gradient, with batches of four
@@ -41,31 +41,19 @@ def network(**options: Any) -> dd.Network:
 class Uneven:
     """One worker is ten times slower than the others; an evaluation takes as long as a gradient for every dozen samples."""
 
-    def __init__(self, slow: int = 3, job: float = 0.1) -> None:
-        self.slow, self.job_seconds = slow, job
-        self.turn = 0
+    def job_seconds(self, request: Any) -> float:
+        return 1.0 if request.worker == 3 else 0.1
 
-    def look(self, worker: int, samples: Any) -> float:
-        count = SIZES[worker] if samples is None else samples[1] - samples[0] if isinstance(samples, tuple) else samples
-        return self.seconds(worker) * count / FEW
-
-    def seconds(self, worker: int) -> float:
-        return self.job_seconds * (10.0 if worker == self.slow else 1.0)
+    def evaluation_seconds(self, request: Any) -> float:
+        samples = request.samples
+        some = samples[1] - samples[0] if isinstance(samples, tuple) else samples
+        return self.job_seconds(request) * (SIZES[request.worker] if some is None else some) / FEW
 
 
-def begin(
-    run: Any, schedule: Schedule | None, problem: dd.Network | None = None, uneven: Uneven | None = None, before: Any = None
-) -> Any:
-    uneven = uneven or Uneven()
-    here = run(dd.VanillaASGD(lr=0.05), problem or network(), schedule=schedule, look=uneven.look, before=before)
-    here.post._job = lambda: 0.1
-
-    def ask(request: Any, model: Any, held: Any) -> None:  # a job takes as long as its worker is slow
-        process = here.post.processes[request.worker]
-        here.post._call(process, uneven.seconds(request.worker), lambda: process.compute(request, model, None))
-
-    here.post.ask = ask
-    return here
+def begin(schedule: Schedule | None, problem: dd.Network | None = None, before: Any = None) -> VirtualRun:
+    uneven = Uneven()
+    fleet = fleet_of(job_seconds=uneven.job_seconds, evaluation_seconds=uneven.evaluation_seconds)
+    return VirtualRun(dd.VanillaASGD(lr=0.05), problem or network(), fleet, schedule, before)
 
 
 def until(here: Any, seconds: float) -> Any:
@@ -78,61 +66,59 @@ def jobs(here: Any) -> list[int]:
     return np.bincount(here.loop.recorder.rows()["worker"], minlength=4).tolist()
 
 
-def test_by_default_evaluation_takes_a_tenth_of_any_worker_s_time_and_the_slow_one_keeps_working(run: Any) -> None:
+def test_by_default_evaluation_takes_a_tenth_of_any_worker_s_time_and_the_slow_one_keeps_working() -> None:
     """Whole passes at every turn left the slow site with 3 gradients of 403, where it makes 99 by itself."""
     bare, default, whole = (
-        until(begin(run, schedule), 100.0) for schedule in (None, DEFAULT, Schedule(updates=4, samples=None))
+        until(begin(schedule), 100.0) for schedule in (None, DEFAULT, Schedule(updates=4, samples=None))
     )
     assert jobs(bare)[3] == 100
     assert jobs(default)[3] >= 88  # the start is evaluated before anything else, and then a tenth
     assert all(one >= 0.88 * other for one, other in zip(jobs(default), jobs(bare), strict=True))
     assert jobs(whole)[3] < 30  # what everybody is asked at once is still dear, and so it is left out more often
-    for desk in default.staff.desks:
-        assert desk.spent <= 0.1 * default.loop.now + desk.last
+    for record in default.records:
+        assert record.evaluation_seconds <= 0.1 * default.loop.now + record.last_evaluation_seconds
     rows = default.loop.rows
     assert len(rows) > 5 and {row["answered"] for row in rows} == {4.0}
     assert {row["share"] for row in rows} == {4 * FEW / sum(SIZES)}
-    assert default.loop.left_out > 100  # as many as the fast ones would have had time for
+    assert default.loop.skipped_evaluations > 100  # as many as the fast ones would have had time for
 
 
-def test_a_resumed_run_remembers_what_evaluation_has_cost(run: Any) -> None:
+def test_a_resumed_run_remembers_what_evaluation_has_cost() -> None:
     """Otherwise the slow worker would evaluate at once, at length, whenever a run is resumed."""
-    here = until(begin(run, DEFAULT), 30.0)
-    spent = [(desk.spent, desk.last) for desk in here.staff.desks]
-    back = begin(run, DEFAULT, before=here)
-    assert [(desk.spent, desk.last) for desk in back.staff.desks] == spent and spent[3][0] > 1.0
+    here = until(begin(DEFAULT), 30.0)
+    spent = [(record.evaluation_seconds, record.last_evaluation_seconds) for record in here.records]
+    back = begin(DEFAULT, before=here)
+    assert [(r.evaluation_seconds, r.last_evaluation_seconds) for r in back.records] == spent and spent[3][0] > 1.0
     assert jobs(until(back, 60.0))[3] >= 52
 
 
-def test_a_gradient_goes_before_an_evaluation_and_at_most_one_is_pending(run: Any) -> None:
-    here = begin(run, Schedule(updates=1))
+def test_a_gradient_goes_before_an_evaluation_and_at_most_one_is_pending() -> None:
+    here = begin(Schedule(updates=1))
     for _ in range(300):
         here.go(1)
-        assert len(here.staff.looks.open) <= 1
-        for worker, desk in enumerate(here.staff.desks):
-            assert not (desk.doing is not None and desk.evaluating is not None)
-            wanted = here.staff.looks.wanted(worker)
-            if desk.evaluating is not None and wanted is not None and wanted[1].time > 0.0 and desk.queue:
-                assert desk.done > wanted[1].asked[worker]  # a job went first
+        evaluations = here.workers._evaluations
+        assert len(evaluations.open) <= 1
+        for record in here.records:
+            assert record.request is None or record.evaluating is None
+            wanted = evaluations.wanted(record.number)
+            if record.evaluating is not None and wanted is not None and wanted[1].time > 0.0 and record.queue:
+                assert record.jobs_done > wanted[1].asked[record.number]  # a job went first
     assert len(here.loop.rows) >= 3
 
 
-def test_the_sample_is_the_same_each_time_and_the_last_evaluation_is_of_all_data_in_pieces(run: Any) -> None:
+def test_the_sample_is_the_same_each_time_and_the_last_evaluation_is_of_all_data_in_pieces() -> None:
     problem = network(metrics={"top": lambda model, batch: model(batch[0]).max()}, evaluation_batch=1000)
-    here = until(begin(run, DEFAULT, problem), 60.0)
+    here = until(begin(DEFAULT, problem), 60.0)
     version, x = here.loop.state.version, here.loop.state.x
     asked: list[Any] = []
-    measure = here.post.measure
-    here.post.measure = lambda worker, incarnation, piece, unit: (
-        asked.append((worker, piece.samples)),
-        measure(worker, incarnation, piece, unit),
-    )
-    here.crew.measure_whole(here.loop.now, version, x)
+    send = here.transport.send
+    here.transport.send = lambda request, *rest: (asked.append((request.worker, request.samples)), send(request, *rest))
+    here.workers.evaluate_all(here.loop.now, version, x)
     shares = []
-    while here.crew.settle():
-        shares.append(here.crew.evaluated)
-        while here.crew.has_measured:
-            here.loop.measured()
+    while here.workers.wait_for_evaluations():
+        shares.append(here.workers.last_evaluation)
+        while here.workers.has_evaluation:
+            here.loop.take_evaluation()
     assert shares == sorted(shares) and len(set(shares)) > 2  # there is progress to show
     pieces = [samples for worker, samples in asked if worker == 1]
     assert pieces[0][0] == 0 and pieces[-1][1] == 300 and all(a[1] == b[0] for a, b in pairwise(pieces))
@@ -144,43 +130,35 @@ def test_the_sample_is_the_same_each_time_and_the_last_evaluation_is_of_all_data
         assert row["share"] < 1.0 and np.isnan(row["gradient_norm"])
 
 
-def test_a_worker_that_dies_in_the_last_evaluation_begins_it_anew_and_one_that_stays_away_is_left_out(run: Any) -> None:
+def test_a_worker_that_dies_in_the_last_evaluation_begins_it_anew_and_one_that_stays_away_is_left_out() -> None:
     for restarts, answered in ((3, 4.0), (0, 3.0)):
-        here = run(
-            dd.VanillaASGD(lr=0.05), network(), fleet=dd.RayFleet(restarts=restarts), schedule=Schedule(updates=10**6)
-        )
-        here.go(60)
-        here.crew.measure_whole(here.loop.now, here.loop.state.version, here.loop.state.x)
-        here.crew.settle()
-        here.post.kill(1)
-        while here.crew.settle():
-            while here.crew.has_measured:
-                here.loop.measured()
+        fleet, schedule = fleet_of(restarts=restarts), Schedule(updates=10**6)
+        here = VirtualRun(dd.VanillaASGD(lr=0.05), network(), fleet, schedule).go(60)
+        here.workers.evaluate_all(here.loop.now, here.loop.state.version, here.loop.state.x)
+        here.workers.wait_for_evaluations()
+        here.transport.kill(1)
+        while here.workers.wait_for_evaluations():
+            while here.workers.has_evaluation:
+                here.loop.take_evaluation()
         assert here.loop.rows[-1]["answered"] == answered
 
 
-def test_an_evaluation_that_nobody_answers_in_time_ends_with_those_who_do(run: Any) -> None:
-    here = run(
-        dd.VanillaASGD(lr=0.05),
-        network(),
-        fleet=dd.RayFleet(deadline=5.0),
-        schedule=Schedule(updates=20),
-        look=lambda worker, samples: 1e9 if worker == 2 else 0.01,
-    )
-    until(here, 8.0)
+def test_an_evaluation_that_nobody_answers_in_time_ends_with_those_who_do() -> None:
+    fleet = fleet_of(deadline=5.0, evaluation_seconds=lambda request: 1e9 if request.worker == 2 else 0.01)
+    here = until(VirtualRun(dd.VanillaASGD(lr=0.05), network(), fleet, Schedule(updates=20)), 8.0)
     assert ("left", 2) in here.kinds and here.loop.rows[-1]["answered"] == 3.0
     assert any("no answer in 5 s to an evaluation" in event["text"] for event in here.loop.recorder.events)
 
 
-def test_workers_count_by_samples_that_they_alone_can_count(run: Any) -> None:
+def test_workers_count_by_samples_that_they_alone_can_count() -> None:
     data = network()._shards.kept
     built = dd.Network(mlp(), cross_entropy, lambda worker: data[worker].pair, 4, workers=4, weights="samples")
-    here = run(dd.DuDe(lr=0.05, memory="workers"), built, schedule=Schedule(updates=10)).go(120)
+    here = VirtualRun(dd.DuDe(lr=0.05, memory="workers"), built, schedule=Schedule(updates=10)).go(120)
     assert here.kinds[0] == ("weighed", -1) and built.unit == sum(SIZES) / 4
     here.check_replay()
     given = network(weights="samples")
     assert here.loop.rows[-1]["objective"] == pytest.approx(here.loop.rows[-1]["pooled_loss"], rel=1e-12)
-    again = run(dd.DuDe(lr=0.05, memory="workers"), fresh(data), before=here).go(60)
+    again = VirtualRun(dd.DuDe(lr=0.05, memory="workers"), fresh(data), before=here).go(60)
     assert again.loop.problem.unit == sum(SIZES) / 4
     again.check_replay()
     assert given.scales == built.scales
@@ -190,23 +168,23 @@ def fresh(data: Any) -> dd.Network:
     return dd.Network(mlp(), cross_entropy, lambda worker: data[worker].pair, 4, workers=4, weights="samples")
 
 
-def test_a_worker_that_nobody_counted_may_join(run: Any) -> None:
+def test_a_worker_that_nobody_counted_may_join() -> None:
     data = network()._shards.kept
     problem = dd.Network(mlp(), cross_entropy, lambda worker: data[worker].pair, 4, workers=2)
-    fleet = dd.RayFleet(room=2)
-    here = run(dd.DuDe(lr=0.05), problem.extended(4), fleet=fleet, schedule=Schedule(updates=10)).go(40)
+    schedule = Schedule(updates=10)
+    here = VirtualRun(dd.DuDe(lr=0.05), problem.extended(4), fleet_of(room=2), schedule).go(40)
     assert here.loop.state.n == 2 and jobs(here)[2:] == [0, 0]
-    assert fleet.join() == 2
+    assert here.control.join() == 2
     here.go(60)
     assert here.loop.state.n == 3 and jobs(here)[2] > 5 and jobs(here)[3] == 0
     assert here.loop.rows[-1]["answered"] == 3.0
     here.check()
-    again = run(dd.DuDe(lr=0.05), problem.extended(4), fleet=dd.RayFleet(room=2), before=here)
-    assert again.fleet.join() == 3  # worker 2 has its place
+    again = VirtualRun(dd.DuDe(lr=0.05), problem.extended(4), fleet_of(room=2), before=here)
+    assert again.control.join() == 3  # worker 2 has its place
     again.go(60)
     assert again.loop.state.n == 4 and jobs(again)[3] > 0
     with pytest.raises(dd.BadInput, match="no room for another worker: room is 2"):
-        again.fleet.join()
+        again.control.join()
     again.check()
     with pytest.raises(dd.BadInput, match="has data for 4 workers and cannot make any for more"):
         network().extended(5)
@@ -214,15 +192,13 @@ def test_a_worker_that_nobody_counted_may_join(run: Any) -> None:
         dd.Quadratic([[0.0], [1.0]]).extended(3)
 
 
-def test_a_site_that_sends_nan_leaves_if_that_was_said(run: Any) -> None:
+def test_a_site_that_sends_nan_leaves_if_that_was_said() -> None:
     class Spoilt(dd.Quadratic):
         def gradient(self, x: Any, worker: int, draw: int) -> Any:
             gradient, loss = super().gradient(x, worker, draw)
             return (gradient * float("nan") if worker == 1 and draw > 4 else gradient), loss
 
-    here = run(dd.DuDe(lr=0.05), Spoilt([[0.0], [6.0], [12.0]], noise=0.1))
-    here.loop._on_nonfinite = "leave"
-    here.go(200)
+    here = VirtualRun(dd.DuDe(lr=0.05), Spoilt([[0.0], [6.0], [12.0]], noise=0.1), on_nonfinite="leave").go(200)
     assert [kind for kind, worker in here.kinds if worker == 1] == ["rejected"] * 10 + ["left"]
     assert all("not finite" in event["text"] for event in here.loop.recorder.events)
     here.check()
@@ -235,13 +211,13 @@ def test_by_default_a_simulation_is_evaluated_fifty_times_at_most_and_for_a_tent
     problem = dd.Digits(10, 0.1)
     one, whole = problem.costs()
     for jobs in (50, 400, 2000, 10_000, 10**6):
-        schedule = usual(problem, jobs, None, jobs)
+        schedule = default_schedule(problem, jobs, None, jobs)
         count = jobs // schedule.updates
         assert schedule.samples is None and 1 <= count <= 60
         assert count * whole <= max(0.13 * jobs * one, 11 * whole)  # ten there are in any case
-    assert usual(problem, 10**6, None, 10**6).updates == 20_000
-    assert usual(dd.Quadratic([[0.0]]), 100, None, 100).updates == 2
-    by_time = usual(problem, None, 80.0, 400.0)
+    assert default_schedule(problem, 10**6, None, 10**6).updates == 20_000
+    assert default_schedule(dd.Quadratic([[0.0]]), 100, None, 100).updates == 2
+    by_time = default_schedule(problem, None, 80.0, 400.0)
     assert by_time.seconds == 8.0
 
 
@@ -249,9 +225,9 @@ def test_where_not_even_ten_evaluations_fit_they_are_on_a_sample() -> None:
     data = [(torch.randn(4000, 3, 16, 16), torch.randint(10, (4000,))) for _ in range(2)]
     model = nn.Sequential(nn.Conv2d(3, 32, 5), nn.ReLU(), nn.Conv2d(32, 32, 5), nn.Flatten(), nn.Linear(2048, 10))
     problem = dd.Network(model, cross_entropy, data, 8)
-    schedule = usual(problem, 100, None, 100)
+    schedule = default_schedule(problem, 100, None, 100)
     assert schedule.updates == 10 and schedule.samples is not None and 32 <= schedule.samples < 100
-    assert usual(problem, 10**6, None, 10**6).samples is None
+    assert default_schedule(problem, 10**6, None, 10**6).samples is None
 
 
 def test_costs_are_told_from_sizes_and_not_by_timing() -> None:

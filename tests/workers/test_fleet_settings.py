@@ -1,11 +1,20 @@
 """What a user can say wrongly about real workers is refused before a process is started."""
 
+from dataclasses import fields
+
 import pytest
 import torch
 
 import dualdelay as dd
 from dualdelay.engine.fleet import NOTHING
 from own import Fresh
+
+POLICY = {field.name for field in fields(dd.FaultPolicy)}
+
+
+def policy(settings):
+    return dd.FaultPolicy(**{name: value for name, value in settings.items() if name in POLICY})
+
 
 TRIO = dd.Quadratic([[0.0], [6.0], [12.0]])
 
@@ -29,7 +38,7 @@ TRIO = dd.Quadratic([[0.0], [6.0], [12.0]])
 )
 def test_a_setting_that_cannot_be_is_refused(settings, message):
     with pytest.raises(dd.BadInput, match=message):
-        dd.RayFleet(**settings)
+        dd.RayFleet(**{name: value for name, value in settings.items() if name not in POLICY}, faults=policy(settings))
 
 
 @pytest.mark.parametrize(
@@ -42,7 +51,8 @@ def test_a_setting_that_cannot_be_is_refused(settings, message):
 )
 def test_a_fleet_that_does_not_fit_its_problem_is_refused(settings, message):
     with pytest.raises(dd.BadInput, match=message):
-        dd.train(dd.DuDe(lr=0.1), TRIO, dd.RayFleet(**settings), updates=1)
+        own = {name: value for name, value in settings.items() if name not in POLICY}
+        dd.train(dd.DuDe(lr=0.1), TRIO, dd.RayFleet(**own, faults=policy(settings)), updates=1)
 
 
 def test_a_method_that_would_wait_for_an_absent_worker_is_refused():
@@ -82,11 +92,11 @@ def test_a_simulated_fleet_does_not_evaluate():
     from dualdelay.simulation.local_fleet import LocalFleet
 
     fleet = LocalFleet(TRIO, VirtualClock(dd.FixedSpeeds([1.0, 2.0, 3.0])), dd.DuDe(lr=0.1).message)
-    assert not fleet.measures and not fleet.settle() and not fleet.has_measured
+    assert not fleet.evaluates and not fleet.wait_for_evaluations() and not fleet.has_evaluation
     asks = (
-        lambda: fleet.measure(0.0, 0, NOTHING, None, None),
-        lambda: fleet.measure_whole(0.0, 0, NOTHING),
-        fleet.measured,
+        lambda: fleet.evaluate(0.0, 0, NOTHING, None, None),
+        lambda: fleet.evaluate_all(0.0, 0, NOTHING),
+        fleet.take_evaluation,
     )
     for ask in asks:
         with pytest.raises(AssertionError, match="do not evaluate"):

@@ -77,7 +77,7 @@ def test_data_are_built_in_the_worker_alone_and_evaluated_there(tmp_path):
     fleet = dd.RayFleet()
     run = dd.train(dd.DuDe(lr=0.1), problem, fleet, updates=60, evaluation=dd.Evaluation(every=20), folder=tmp_path / "run")
     built = sorted(path.name for path in tmp_path.glob("shard-*"))
-    assert built == sorted(f"shard-{worker}-{pid}" for worker, (_, pid) in fleet.places.items())
+    assert built == sorted(f"shard-{worker}-{pid}" for worker, (_, pid) in fleet.control.places.items())
     assert {0, 60} <= set(run.metrics.version.tolist()) <= {0, 20, 40, 60}  # one that is still under way lets the next pass
     assert run.metrics.share.tolist() == [1.0] * len(run.metrics) and run.metrics.answered.tolist() == [2.0] * len(
         run.metrics

@@ -11,7 +11,7 @@ import torch
 from ray.cluster_utils import Cluster
 
 import dualdelay as dd
-from dualdelay.workers.ray_transport import staying_here
+from dualdelay.workers.ray_fleet import staying_here
 from flat import simulate, train
 from helpers import audit
 from real import Real, Until, check, kill, kinds
@@ -68,8 +68,8 @@ def test_a_node_dies_and_its_workers_come_back_elsewhere(cluster, tmp_path):
 
     def remove(state, a):
         if a.worker == 0 and a.job.draw == 15 and not removed:
-            lost = next(n for n in nodes if n.node_id == fleet.places[0][0])
-            removed.extend(worker for worker, (where, _) in fleet.places.items() if where == lost.node_id)
+            lost = next(n for n in nodes if n.node_id == fleet.control.places[0][0])
+            removed.extend(worker for worker, (where, _) in fleet.control.places.items() if where == lost.node_id)
             cluster.remove_node(lost, allow_graceful=False)
             if lost is nodes[1]:
                 node(cluster, 2)
@@ -78,14 +78,16 @@ def test_a_node_dies_and_its_workers_come_back_elsewhere(cluster, tmp_path):
     algorithm = dd.DuDe(lr=0.05, memory="workers")
     run = train(algorithm, problem, fleet, folder=tmp_path / "run", **Until(remove))
     assert removed and {e["worker"] for e in run.trace.events if e["kind"] == "crashed"} == set(removed)
-    assert len({where for where, _ in fleet.places.values()}) >= 1 and run.state.n == 2
+    assert len({where for where, _ in fleet.control.places.values()}) >= 1 and run.state.n == 2
     check(run, tmp_path / "run", problem)
 
 
 def test_a_worker_joins_when_the_machine_with_its_data_appears(cluster, tmp_path):
     node(cluster, 1, here=1)
     problem = Real(PAIR, pause=0.01, noise=0.0)
-    fleet = dd.RayFleet(address=cluster.address, resources=[{"here": 1}, {"there": 1}], patience=12.0)
+    fleet = dd.RayFleet(
+        address=cluster.address, resources=[{"here": 1}, {"there": 1}], faults=dd.FaultPolicy(patience=12.0)
+    )
     added = []
 
     def add(state, a):
@@ -109,7 +111,7 @@ def test_training_survives_chaos(cluster, tmp_path):
     nodes = [node(cluster, 4), node(cluster, 4)]
     dice = random.Random(5)
     problem = dd.Digits(workers=4, alpha=0.5, seed=1)
-    fleet = dd.RayFleet(address=cluster.address, restarts=100, resend=1.0)
+    fleet = dd.RayFleet(address=cluster.address, faults=dd.FaultPolicy(restarts=100, resend=1.0))
     stop, kills = threading.Event(), []
     since = [0] * 4  # what each worker has sent since the last kill
 

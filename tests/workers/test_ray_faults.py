@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("ray_here")
 
 TRIO = [[0.0, 1.0], [6.0, -2.0], [12.0, 4.0]]
 PAIR = TRIO[:2]  # a process takes seconds to start: there are three only where one leaves and the others must agree
-DUDE = partial(dd.DuDe, memory="workers")  # the harder case; test_crew.py has both for every kind of fault
+DUDE = partial(dd.DuDe, memory="workers")  # the harder case; test_coordinator.py has both for every kind of fault
 
 
 def near(run, target, within):
@@ -90,7 +90,7 @@ def test_gone_for_good_it_leaves_or_stays_frozen(memory, gone, tmp_path, caplog)
     centers = TRIO if gone == "leave" else PAIR
     last = len(centers) - 1
     problem = Real(centers, pause=0.005, troubles=(Trouble("kill", last, range(3, 10**6)),), noise=0.0)
-    fleet = dd.RayFleet(restarts=1, gone=gone)
+    fleet = dd.RayFleet(faults=dd.FaultPolicy(restarts=1, gone=gone))
     until = Until(after(caplog, f"worker {last} {'left' if gone == 'leave' else 'frozen'}", 120))
     run = train(dd.DuDe(lr=0.1, memory=memory), problem, fleet, folder=tmp_path / "run", **until)
     lost = {"lost", "restored"} if memory == "workers" else set()
@@ -106,7 +106,7 @@ def test_gone_for_good_it_leaves_or_stays_frozen(memory, gone, tmp_path, caplog)
 
 def test_hanging_past_its_deadline_it_leaves(tmp_path, caplog):
     problem = Real(TRIO, pause=0.005, troubles=(Trouble("hang", 2, range(5, 10**6), 600.0),), noise=0.0)
-    fleet = dd.RayFleet(deadline=2.0)
+    fleet = dd.RayFleet(faults=dd.FaultPolicy(deadline=2.0))
     until = Until(after(caplog, "worker 2 left", 120))
     run = train(DUDE(lr=0.1), problem, fleet, folder=tmp_path / "run", **until)
     assert kinds(run) == ["crashed", "lost", "restored", "left"]
@@ -122,11 +122,11 @@ def test_workers_join_and_leave_a_running_job(tmp_path):
     def direct(state, a):
         if not limits and a.worker == 1 and a.job.draw == 80:
             limits.append(state.x.clone())
-            fleet.join(2)
+            fleet.control.join(2)
         if len(limits) == 1 and a.worker == 2 and a.job.draw == 80:
             limits.append(state.x.clone())
-            fleet.leave(0)
-            fleet.join(7)  # there is no such worker: said, and nothing else
+            fleet.control.leave(0)
+            fleet.control.join(7)  # there is no such worker: said, and nothing else
         return a.worker == 2 and a.job.draw == 200
 
     run = train(DUDE(lr=0.1), problem, fleet, folder=tmp_path / "run", **Until(direct))
@@ -141,7 +141,9 @@ def test_an_exception_is_reported_with_its_traceback_retried_and_then_the_worker
     troubles = (Trouble("raise", 0, frozenset({2})), Trouble("raise", 1, range(4, 10**6)))
     problem = Real(TRIO, pause=0.005, troubles=troubles, noise=0.0)
     with caplog.at_level(logging.WARNING, "dualdelay"):
-        run = dd.train(DUDE(lr=0.1), problem, dd.RayFleet(retries=2), updates=300, folder=tmp_path / "run")
+        run = dd.train(
+            DUDE(lr=0.1), problem, dd.RayFleet(faults=dd.FaultPolicy(retries=2)), updates=300, folder=tmp_path / "run"
+        )
     assert kinds(run, 0) == ["failed"] and kinds(run, 1) == ["failed"] * 3 + ["left"]
     text = next(event["text"] for event in run.trace.events if event["worker"] == 1)
     assert "Traceback" in text and "worker 1 has a bad sample" in text and "real.py" in text
@@ -162,7 +164,7 @@ def test_with_too_few_workers_left_the_run_is_saved_and_stops_and_resumes_with_a
     once = str(tmp_path / "happened")
     troubles = (Trouble("kill", 0, frozenset({20}), once=once),)
     problem, folder = Real(PAIR, pause=0.03, troubles=troubles), tmp_path / "run"  # time for a process to start
-    fleet = dd.RayFleet(restarts=0, minimum=2)
+    fleet = dd.RayFleet(faults=dd.FaultPolicy(restarts=0, minimum=2))
     with pytest.raises(dd.RunFailed, match=r"1 workers are at work, fewer than the minimum of 2; .* worker 0"):
         dd.train(DUDE(lr=0.05), problem, fleet, updates=400, folder=folder)
     run = dd.resume(folder, problem=problem)
@@ -174,10 +176,10 @@ def test_a_method_that_would_wait_for_a_worker_that_is_gone_is_saved_and_says_so
     problem = Real(PAIR, troubles=(Trouble("kill", 1, frozenset({5}), once=str(tmp_path / "happened")),))
     folder = tmp_path / "run"
     with pytest.raises(dd.RunFailed, match=r"worker 1 is gone \(1 crashes in a row.*and Stubborn would wait for it"):
-        dd.train(Stubborn(lr=0.1), problem, dd.RayFleet(restarts=0), updates=20, folder=folder)
+        dd.train(Stubborn(lr=0.1), problem, dd.RayFleet(faults=dd.FaultPolicy(restarts=0)), updates=20, folder=folder)
     with pytest.raises(dd.RunFailed, match=r"nobody is at work: the others wait for workers \[1\], which are frozen"):
         frozen = Real(PAIR, troubles=(Trouble("kill", 1, range(5, 10**6)),))
-        dd.train(dd.SyncSGD(lr=0.1), frozen, dd.RayFleet(restarts=0, gone="freeze"), updates=20)
+        dd.train(dd.SyncSGD(lr=0.1), frozen, dd.RayFleet(faults=dd.FaultPolicy(restarts=0, gone="freeze")), updates=20)
     run = dd.resume(folder, problem=problem, algorithm=Stubborn(lr=0.1))
     assert run.version == 20
     check(run, folder, problem, algorithm=Stubborn(lr=0.1))
@@ -186,7 +188,8 @@ def test_a_method_that_would_wait_for_a_worker_that_is_gone_is_saved_and_says_so
 def test_a_delay_past_its_limit_gives_an_alarm_that_names_the_worker(tmp_path, caplog):
     problem = Real(PAIR, pause=0.01, slow={1: 1.5})
     with caplog.at_level(logging.WARNING, "dualdelay"):
-        run = dd.train(dd.DuDe(lr=0.02, start="zeros"), problem, dd.RayFleet(alarm=10), time=5.0, folder=tmp_path / "run")
+        fleet, method = dd.RayFleet(faults=dd.FaultPolicy(alarm=10)), dd.DuDe(lr=0.02, start="zeros")
+        run = dd.train(method, problem, fleet, time=5.0, folder=tmp_path / "run")
     alarms = [event for event in run.trace.events if event["kind"] == "late"]
     assert alarms and {event["worker"] for event in alarms} == {1}
     assert len(alarms) <= (run.trace.worker == 1).sum() + 1  # once for each job

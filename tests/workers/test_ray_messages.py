@@ -5,7 +5,8 @@ import pytest
 import torch
 
 import dualdelay as dd
-from dualdelay.workers.messages import Reply, Request
+from dualdelay.workers.messages import JobRequest, Reply
+from dualdelay.workers.testing import LossyRayFleet
 from dualdelay.workers.worker import Worker
 from helpers import rounding
 from real import Real, check, kinds
@@ -23,12 +24,11 @@ class Weather:
         self.counts = dict.fromkeys(("lost", "repeated", "late", "requests", "replies"), 0)
 
     def __call__(self, message):
-        self.counts["requests" if isinstance(message, Request) else "replies"] += 1
+        self.counts["requests" if isinstance(message, JobRequest) else "replies"] += 1
         what = int(np.searchsorted(self._shares, self._random.random(), side="right"))
         if what < 3:
             self.counts[("lost", "repeated", "late")[what]] += 1
-        delays = ([], [0.0, self._delay()], [self._delay()], [0.0])[what]
-        return [(delay, message) for delay in delays]
+        return ([], [0.0, self._delay()], [self._delay()], [0.0])[what]
 
     def _delay(self):
         return float(self._random.uniform(0.0, self._longest))
@@ -40,13 +40,13 @@ def test_lost_repeated_and_late_messages_leave_the_result_as_if_nothing_had_happ
     longest = 0.02 if what == "repeated" else 0.3  # a copy must come while the run lasts, which may be 0.1 seconds
     weather = Weather(1, **{what: 0.15}, longest=longest)
     problem = Real(PAIR)
-    fleet = dd.RayFleet(faults=weather, resend=0.2)
+    fleet = LossyRayFleet(weather=weather, faults=dd.FaultPolicy(resend=0.2))
     run = dd.train(dd.DuDe(lr=0.05, memory=memory), problem, fleet, updates=90, folder=tmp_path / "run")
     assert weather.counts[what] > 12 and kinds(run) == []
     if what == "lost":
-        assert fleet.counts["sent again"] >= 5
+        assert fleet.control.counts["sent again"] >= 5
     if what == "repeated":
-        assert fleet.counts["dropped"] >= 5
+        assert fleet.control.counts["dropped"] >= 5
     for worker in range(2):
         draws = run.trace.draw[run.trace.worker == worker].tolist()
         assert draws == list(range(len(draws)))  # each job once, in its order
@@ -58,7 +58,7 @@ def test_with_everything_at_once_the_order_of_one_worker_is_exactly_that_of_sgd(
     """With a single worker there is one possible result, whatever the weather."""
     problem = Real([[3.0, -1.0]])
     weather = Weather(2, lost=0.1, repeated=0.1, late=0.2)
-    fleet = dd.RayFleet(faults=weather, resend=0.1)
+    fleet = LossyRayFleet(weather=weather, faults=dd.FaultPolicy(resend=0.1))
     run = dd.train(dd.DuDe(lr=0.1, memory="workers"), problem, fleet, updates=120)
     calm = dd.simulate(dd.DuDe(lr=0.1, memory="workers"), problem, dd.FixedSpeeds([1.0]), updates=120)
     assert min(weather.counts.values()) > 5
@@ -66,7 +66,7 @@ def test_with_everything_at_once_the_order_of_one_worker_is_exactly_that_of_sgd(
 
 
 def request(sequence, draw, accepted=-1):
-    return Request(0, 0, sequence, draw, draw, accepted)
+    return JobRequest(0, 0, sequence, draw, draw, accepted)
 
 
 def worker(memory="workers"):
@@ -92,9 +92,9 @@ def test_a_request_that_was_overtaken_gets_no_reply_and_changes_nothing():
     mine, _ = worker()
     mine.compute(request(0, 0), np.zeros(2), None)
     mine.compute(request(1, 1, accepted=0), np.zeros(2), None)
-    held = mine.held(0)
+    held = mine.kept(0)
     assert mine.compute(request(0, 0), np.zeros(2), None) is None
-    assert np.array_equal(mine.held(0), held) and np.array_equal(mine.held(0), mine.held(0))
+    assert np.array_equal(mine.kept(0), held) and np.array_equal(mine.kept(0), mine.kept(0))
 
 
 def test_what_is_kept_changes_only_when_the_server_has_accepted_it():
@@ -102,14 +102,14 @@ def test_what_is_kept_changes_only_when_the_server_has_accepted_it():
     x, zero = np.zeros(2), torch.zeros(2, dtype=torch.float64)
     g = [problem.gradient(zero, 0, draw)[0].numpy() for draw in range(4)]
     first = mine.compute(request(0, 0), x, None)
-    assert near(first.value, g[0]) and mine.held(-1) is None and near(mine.held(0), g[0])
+    assert near(first.value, g[0]) and mine.kept(-1) is None and near(mine.kept(0), g[0])
     second = mine.compute(request(1, 1, accepted=-1), x, None)  # the first was turned down: the whole gradient again
     assert near(second.value, g[1])
     third = mine.compute(request(2, 2, accepted=1), x, None)
-    assert near(third.value, g[2] - g[1]) and near(mine.held(1), g[1])
+    assert near(third.value, g[2] - g[1]) and near(mine.kept(1), g[1])
     fourth = mine.compute(request(3, 3, accepted=1), x, None)  # the third was lost for good
     assert near(fourth.value, g[3] - g[1])
-    assert near(mine.held(3), g[3])
+    assert near(mine.kept(3), g[3])
 
 
 def test_a_new_process_starts_with_what_it_is_given_to_keep():
@@ -117,7 +117,7 @@ def test_a_new_process_starts_with_what_it_is_given_to_keep():
     given = np.array([5.0, 5.0])
     gradient = problem.gradient(torch.zeros(2, dtype=torch.float64), 0, 3)[0].numpy()
     reply = mine.compute(request(7, 3), np.zeros(2), given)
-    assert near(reply.value, gradient - given) and near(mine.held(7), gradient)
+    assert near(reply.value, gradient - given) and near(mine.kept(7), gradient)
     assert isinstance(reply, Reply) and reply.keeps and reply.error == ""
 
 
@@ -133,5 +133,5 @@ def test_an_exception_becomes_a_traceback_and_the_next_job_is_none_the_worse():
     mine.compute(request(0, 0), x, None)
     failed = mine.compute(request(1, 1, accepted=0), x, None)
     assert "KeyError: 'nothing here'" in failed.error and not failed.keeps
-    assert np.array_equal(mine.held(0), mine.compute(request(2, 2, accepted=0), x, None).value * 0 + mine.held(0))
+    assert np.array_equal(mine.kept(0), mine.compute(request(2, 2, accepted=0), x, None).value * 0 + mine.kept(0))
     assert "Traceback" in mine.measure(x, None, 0.0)  # this problem is evaluated as a whole

@@ -60,7 +60,7 @@ class Talking:
 
 def test_a_site_without_files_and_one_without_its_machine_are_in_the_result(tmp_path: Path) -> None:
     problem = dd.Network(small_net, cross_entropy, Site(missing=1), workers=4, batch_size=4)
-    fleet = dd.RayFleet(resources=[{}, {}, {}, {"gold": 2}], absent=[3], retries=1)
+    fleet = dd.RayFleet(resources=[{}, {}, {}, {"gold": 2}], absent=[3], faults=dd.FaultPolicy(retries=1))
     loud = []
 
     def logger(values: Any, step: int) -> None:
@@ -75,7 +75,7 @@ def test_a_site_without_files_and_one_without_its_machine_are_in_the_result(tmp_
     def enough(state: dd.State, a: dd.Arrival) -> bool:
         if not heard:
             fleet.patience = 2.0  # for who comes now; the others had the time they needed
-            fleet.join(3)
+            fleet.control.join(3)
         heard.add(a.worker)
         return heard >= {0, 2} and a.time > 4.0
 
@@ -105,8 +105,8 @@ def test_a_process_that_dies_is_named_with_its_signal_and_what_it_said(tmp_path:
 
     def watch(state: dd.State, a: dd.Arrival) -> bool:
         if not joined and state.version > 10:
-            joined.append(fleet.join())
-        return a.worker == 2 and a.job is not None and a.job.draw > 5 and "crashed" in seen
+            joined.append(fleet.control.join())
+        return a.worker == 2 and a.job.draw > 5 and "crashed" in seen
 
     seen: list[str] = []
 
@@ -122,7 +122,7 @@ def test_a_process_that_dies_is_named_with_its_signal_and_what_it_said(tmp_path:
     assert "a word from the second site" in said.read_text()
     assert "a word from the second site" in (tmp_path / "run" / "output" / "worker-1-1.txt").read_text()
     with pytest.raises(dd.BadInput, match="no room for another worker: room is 1"):
-        fleet.join()
+        fleet.control.join()
     again = dd.replay(
         tmp_path / "run", dd.Network(small_net, shards=Site(), step=step, workers=2, batch_size=4, weights="samples")
     )
@@ -146,7 +146,9 @@ class Mended(Site):
 
 def test_a_site_that_was_mended_is_there_when_the_run_is_resumed(tmp_path: Path) -> None:
     problem = dd.Network(small_net, cross_entropy, Mended(file=str(tmp_path / "file")), workers=3, batch_size=4)
-    run = dd.train(dd.DuDe(lr=0.05), problem, dd.RayFleet(retries=0), updates=40, folder=tmp_path / "run")
+    run = dd.train(
+        dd.DuDe(lr=0.05), problem, dd.RayFleet(faults=dd.FaultPolicy(retries=0)), updates=40, folder=tmp_path / "run"
+    )
     assert set(run.trace.worker.tolist()) == {0, 2} and run.faults == {"failed": 1, "left": 1}
     (tmp_path / "file").touch()
     again = dd.resume(tmp_path / "run", problem=problem, updates=640)

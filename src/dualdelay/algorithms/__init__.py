@@ -1,60 +1,32 @@
-"""The methods. To add one: a file like the others, and a row in the table below."""
+"""The methods, one file each: a class with a ``name`` in a file of this folder is in ``ALGORITHMS`` by that name."""
 
 from __future__ import annotations
 
+import pkgutil
+from importlib import import_module
 from typing import Any
 
 from ..core import Algorithm
-from .aced import ACED as ACED
-from .auto import AutoDuDe as AutoDuDe
-from .ca2fl import CA2FL as CA2FL
-from .delay_adaptive import DelayAdaptiveASGD as DelayAdaptiveASGD
-from .dude import DuDe as DuDe
-from .fadas import FADAS as FADAS
-from .fedasync import FedAsync as FedAsync
-from .fedbuff import FedBuff as FedBuff
-from .fedfix import FedFix as FedFix
-from .generalized import GeneralizedASGD as GeneralizedASGD
-from .iag import IAG as IAG
-from .malenia import MaleniaSGD as MaleniaSGD
-from .mifa import MIFA as MIFA
-from .rennala import RennalaSGD as RennalaSGD
-from .rescaled import RescaledASGD as RescaledASGD
-from .ringleader import RingleaderASGD as RingleaderASGD
-from .ringmaster import RingmasterASGD as RingmasterASGD
-from .sag import SAG as SAG
-from .saga import SAGA as SAGA
-from .shuffled import ShuffledASGD as ShuffledASGD
-from .siag import SIAG as SIAG
-from .sync import SyncSGD as SyncSGD
-from .sync_by_speed import SyncBySpeed as SyncBySpeed
-from .uniform import UniformASGD as UniformASGD
-from .vanilla import VanillaASGD as VanillaASGD
+from ..core.errors import nearest
 
-ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
-    "dude": DuDe,
-    "auto": AutoDuDe,
-    "sync": SyncSGD,
-    "vanilla": VanillaASGD,
-    "uniform": UniformASGD,
-    "shuffled": ShuffledASGD,
-    "fedbuff": FedBuff,
-    "mifa": MIFA,
-    "siag": SIAG,
-    "rescaled": RescaledASGD,
-    "malenia": MaleniaSGD,
-    "ringleader": RingleaderASGD,
-    "ca2fl": CA2FL,
-    "aced": ACED,
-    "sync_by_speed": SyncBySpeed,
-    "rennala": RennalaSGD,
-    "ringmaster": RingmasterASGD,
-    "delay_adaptive": DelayAdaptiveASGD,
-    "generalized": GeneralizedASGD,
-    "fedasync": FedAsync,
-    "fedfix": FedFix,
-    "iag": IAG,
-    "sag": SAG,
-    "saga": SAGA,
-    "fadas": FADAS,
-}
+
+def _methods() -> dict[str, type[Algorithm[Any]]]:
+    """The methods of all files by their names, DuDe first."""
+    modules = [import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
+    kinds = [(kind, module) for module in modules for kind in vars(module).values() if isinstance(kind, type)]
+    methods = {
+        kind.name: kind for kind, module in kinds if issubclass(kind, Algorithm) and kind.__module__ == module.__name__
+    }
+    return {name: methods[name] for name in sorted(methods, key=lambda name: (name != "dude", name))}
+
+
+ALGORITHMS = _methods()
+__all__ = ["ALGORITHMS", *sorted(kind.__name__ for kind in ALGORITHMS.values())]
+
+
+def __getattr__(name: str) -> Any:
+    """A method by the name of its class, such as ``dd.algorithms.FedFix``."""
+    kinds = {kind.__name__: kind for kind in ALGORITHMS.values()}
+    if name not in kinds:
+        raise AttributeError(f"there is no method {name!r}; {nearest(name, kinds)}")
+    return kinds[name]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from ..core import Algorithm, Arrival, Orders, send
-from ..core.aggregate import AggregateState, aggregate
+from ..core.aggregate import AggregateState
 from ..core.draws import Draws
 from ..core.errors import BadInput, require_positive
 
@@ -17,18 +16,20 @@ from ..core.errors import BadInput, require_positive
 @dataclass(kw_only=True)
 class ACEDState(AggregateState):
     missing: set[int]  # workers whose first gradient the first update waits for
-    waiting: list[int]  # workers that wait for it
     versions: list[int]  # where each worker's gradient in the table was taken
+    waiting: list[int] = field(default_factory=list)  # workers that wait for the first update
 
 
 @dataclass(frozen=True)
 class ACED(Algorithm[ACEDState]):
     """DuDe whose average leaves out gradients that are too old; ACE, of the same paper, is DuDe itself.
 
-    Who is left out does not count, so with a tight limit the slow workers' data are missing from the solution.
+    A worker that is left out does not count, so with a tight limit the stragglers' data are missing from the solution.
     """
 
-    away: ClassVar[str] = "its gradient leaves the average until it reports again"
+    name, title = "aced", "ACED"
+    colour, line, marker = "#EE6677", ":", ">"
+    away = "its gradient leaves the average until it reports again"
 
     max_delay: float | None = None
     """Updates since a gradient's model after which it is left out; None: ten times as many as there are workers."""
@@ -43,12 +44,11 @@ class ACED(Algorithm[ACEDState]):
                 )
 
     def init(self, x: Tensor, n: int, rng: Draws) -> ACEDState:
-        return ACEDState(weights=x, n=n, missing=set(range(n)), waiting=[], versions=[0] * n, **aggregate(x, n))
+        return ACEDState(x, n, missing=set(range(n)), versions=[0] * n)
 
     def step(self, s: ACEDState, a: Arrival) -> Orders:
-        assert a.job is not None
-        s.take(a.worker, a.value)
-        s.versions[a.worker] = a.job.version
+        s.replace(a.worker, a.value)
+        s.versions[a.worker] = a.version
         s.missing.discard(a.worker)
         s.waiting.append(a.worker)
         return self._update(s)
@@ -56,21 +56,21 @@ class ACED(Algorithm[ACEDState]):
     def _update(self, s: ACEDState) -> Orders:
         if s.missing:
             return []
-        most = 10 * len(s.present) if self.max_delay is None else self.max_delay
+        oldest = 10 * s.n if self.max_delay is None else self.max_delay
         for worker, version in enumerate(s.versions):
-            if s.version + 1 - version > most:
-                s.drop(worker)
-        if s.n:
-            s.descend(s.total, self.lr, over=s.n)
+            if s.version + 1 - version > oldest:
+                s.discard(worker)
+        if s.counted:
+            s.descend(s.total, self.lr, over=s.counted)
         ready, s.waiting = s.waiting, []
         return [send(worker) for worker in ready]
 
     def leave(self, s: ACEDState, worker: int, held: Tensor | None = None) -> Orders:
-        s.gone(worker, held)
+        s.leave(worker, held)
         s.missing.discard(worker)
         s.waiting = [other for other in s.waiting if other != worker]
         return self._update(s) if s.waiting else []
 
     def join(self, s: ACEDState, worker: int) -> Orders:
-        s.back(worker)
+        s.join(worker)
         return [send(worker)]

@@ -6,22 +6,22 @@ For its K local steps wrap the problem: ``LocalSteps(problem, k, lr)``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from ..core import Algorithm, Arrival, Orders, send
-from ..core.aggregate import AggregateState, aggregate
+from ..core.aggregate import AggregateState
 from ..core.draws import Draws
-from ..core.errors import require_whole
+from ..core.settings import whole
 
 
 @dataclass(kw_only=True)
-class CA2FLState(AggregateState):
-    frozen: Tensor  # (d), float64: the sum as it was at the last update
+class CA2FLState(AggregateState):  # its table is the cache
+    frozen: Tensor  # (d), float64: the cache's sum as it was at the last update
     count: int = 0  # arrivals since then
-    before: dict[int, Tensor]  # what those who have reported since then had in the cache
+    before: dict[int, Tensor] = field(default_factory=dict)  # of workers that have reported since then: what was cached
 
 
 @dataclass(frozen=True)
@@ -32,37 +32,32 @@ class CA2FL(Algorithm[CA2FLState]):
     buffer's gradients add up to, each less the one before it of the same worker. A worker not heard yet counts with zero.
     """
 
-    waits: ClassVar[bool] = False
-    away: ClassVar[str] = "its gradient leaves the cache until it reports again"
+    name, title = "ca2fl", "CA2FL"
+    colour, line, marker = "#33A9D0", "3 1", "<"
+    away = "its gradient leaves the cache until it reports again"
+    waits = False
 
-    buffer: int = 10
+    buffer: int = whole(10)
     """Arrivals per update."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_whole("buffer", self.buffer, 1)
-
     def init(self, x: Tensor, n: int, rng: Draws) -> CA2FLState:
-        fields = aggregate(x, n)
-        return CA2FLState(weights=x, n=n, frozen=fields["total"].clone(), before={}, **fields)
+        return CA2FLState(x, n, frozen=x.new_zeros(x.shape, dtype=torch.float64))
 
     def step(self, s: CA2FLState, a: Arrival) -> Orders:
-        assert s.table is not None
-        s.before.setdefault(a.worker, s.table[a.worker])
-        s.take(a.worker, a.value)
+        s.before.setdefault(a.worker, s.row(a.worker))
+        s.replace(a.worker, a.value)
         s.count += 1
         if s.count == self.buffer:
-            s.descend(s.frozen / s.n + (s.total - s.frozen) / self.buffer, self.lr)
+            s.descend(s.frozen / s.counted + (s.total - s.frozen) / self.buffer, self.lr)
             s.frozen.copy_(s.total)
             s.count, s.before = 0, {}
         return [send(a.worker)]
 
     def leave(self, s: CA2FLState, worker: int, held: Tensor | None = None) -> Orders:
-        assert s.table is not None
-        s.frozen -= s.before.pop(worker, s.table[worker]).to(s.frozen.device)
-        s.gone(worker)
+        s.frozen -= s.before.pop(worker, s.row(worker)).to(s.frozen.device)
+        s.leave(worker)
         return []
 
     def join(self, s: CA2FLState, worker: int) -> Orders:
-        s.back(worker)
+        s.join(worker)
         return [send(worker)]

@@ -7,31 +7,27 @@ from typing import Literal
 
 from torch import Tensor
 
-from ..core import Arrival, Orders, WaitsForNobody, send
+from ..core import Arrival, IndependentWorkers, Orders, State, send
 from ..core.draws import Draws
-from ..core.errors import require_one_of
-from ..core.state import State
 
 
 @dataclass(frozen=True)
-class DelayAdaptiveASGD(WaitsForNobody[State]):
+class DelayAdaptiveASGD(IndependentWorkers[State]):
     """Vanilla ASGD with smaller steps for older gradients: lr n / max(n, delay).
 
-    Slow workers are the late ones, so their data count for even less than under vanilla ASGD.
+    Stragglers' gradients are the old ones, so their data count for even less than under vanilla ASGD.
     """
+
+    name, title = "delay_adaptive", "delay-adaptive"
+    colour, line, marker = "#999933", ":", "s"
 
     delay: Literal["tau", "staleness"] = "tau"
     """How delay is counted: "tau", from 1 for a gradient at the newest model, or "staleness", from 0."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_one_of("delay", self.delay, ("tau", "staleness"))
-
     def init(self, x: Tensor, n: int, rng: Draws) -> State:
-        return State(weights=x, n=n)
+        return State(x, n)
 
     def step(self, s: State, a: Arrival) -> Orders:
-        assert a.job is not None
-        delay = s.version - a.job.version + (self.delay == "tau")
+        delay = s.version - a.version + (self.delay == "tau")
         s.descend(a.value, self.lr * (s.n / max(s.n, delay)))
         return [send(a.worker)]

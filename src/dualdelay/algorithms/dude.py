@@ -5,31 +5,34 @@ The same update is IA2SGD (the paper's later name) and ACE (Chang et al., 2025).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
 from torch import Tensor
 
 from ..core import Algorithm, Arrival, Orders, send
-from ..core.aggregate import AggregateState, aggregate
+from ..core.aggregate import AggregateState
 from ..core.compression import Compress, Packed, difference, require_compress
 from ..core.draws import Draws
-from ..core.errors import require_one_of, require_whole
+from ..core.errors import require_whole
+from ..core.settings import whole
 
 
 @dataclass(kw_only=True)
 class DuDeState(AggregateState):
     missing: set[int]  # workers whose first gradient the first update waits for
-    waiting: list[int]  # workers that have reported since the last update, and idle
+    waiting: list[int] = field(default_factory=list)  # workers that have reported since the last update, and idle
 
 
 @dataclass(frozen=True)
 class DuDe(Algorithm[DuDeState]):
     """Every arrival replaces its worker's gradient in the average of all workers' latest gradients."""
 
-    away: ClassVar[str] = "its gradient leaves the average until it reports again"
+    name, title = "dude", "DuDe"
+    colour, line, marker = "#0072B2", "-", "o"
+    away = "its gradient leaves the average until it reports again"
 
-    wait_for: int = 1
+    wait_for: int = whole(1)
     """Workers per update (the paper's c): 1 is fully asynchronous, n is synchronous SGD."""
     memory: Literal["server", "workers"] = "server"
     """Where the last gradients live: a table at the server, or each at its worker, which sends differences."""
@@ -40,29 +43,27 @@ class DuDe(Algorithm[DuDeState]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_whole("wait_for", self.wait_for, 1)
-        require_one_of("memory", self.memory, ("server", "workers"))
-        require_one_of("start", self.start, ("wait", "busy", "zeros"))
         require_compress(self.compress, self.memory)
 
     def init(self, x: Tensor, n: int, rng: Draws) -> DuDeState:
         require_whole(f"wait_for (with {n} workers)", self.wait_for, 1, n)
-        missing = set() if self.start == "zeros" else set(range(n))
-        return DuDeState(weights=x, n=n, missing=missing, waiting=[], **aggregate(x, n, self.memory))
+        s = DuDeState(x, n, missing=set() if self.start == "zeros" else set(range(n)))
+        s.table = s.table if self.memory == "server" else None
+        return s
 
     def step(self, s: DuDeState, a: Arrival) -> Orders:
-        s.take(a.worker, a.value)  # n g~ <- n g~ + (G_j - G~_j),  G~_j <- G_j
-        warming_up = bool(s.missing)
+        s.replace(a.worker, a.value)  # n g~ <- n g~ + (G_j - G~_j),  G~_j <- G_j
+        gathering = bool(s.missing)
         s.missing.discard(a.worker)
-        if warming_up and self.start == "busy":
+        if gathering and self.start == "busy":
             return [send(a.worker)]
         s.waiting.append(a.worker)
         return self._update(s)
 
     def _update(self, s: DuDeState) -> Orders:
-        if s.missing or len(s.waiting) < min(self.wait_for, s.n):
+        if s.missing or len(s.waiting) < min(self.wait_for, s.counted):
             return []
-        s.descend(s.total, self.lr, over=s.n)  # w <- w - eta g~
+        s.descend(s.total, self.lr, over=s.counted)  # w <- w - eta g~
         ready, s.waiting = s.waiting, []
         return [send(worker) for worker in ready]
 
@@ -70,11 +71,11 @@ class DuDe(Algorithm[DuDeState]):
         return (gradient, None) if self.memory == "server" else difference(gradient, held, self.compress)
 
     def leave(self, s: DuDeState, worker: int, held: Tensor | None = None) -> Orders:
-        s.gone(worker, held)
+        s.leave(worker, held)
         s.missing.discard(worker)
         s.waiting = [other for other in s.waiting if other != worker]
         return self._update(s) if s.waiting else []
 
     def join(self, s: DuDeState, worker: int) -> Orders:
-        s.back(worker)
+        s.join(worker)
         return [send(worker)]

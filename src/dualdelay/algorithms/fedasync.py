@@ -10,10 +10,9 @@ from typing import Literal
 
 from torch import Tensor
 
-from ..core import Arrival, Orders, WaitsForNobody, send
+from ..core import Arrival, IndependentWorkers, Orders, State, send
 from ..core.draws import Draws
-from ..core.errors import BadInput, require_one_of, require_positive
-from ..core.state import State
+from ..core.settings import positive
 
 
 @dataclass(kw_only=True)
@@ -22,42 +21,34 @@ class FedAsyncState(State):
 
 
 @dataclass(frozen=True)
-class FedAsync(WaitsForNobody[FedAsyncState]):
+class FedAsync(IndependentWorkers[FedAsyncState]):
     """The server mixes the worker's model x_u - lr G into its own: x <- (1 - alpha_t) x + alpha_t (x_u - lr G).
 
     alpha_t falls with the delay t - u, counted as in the paper, from 1 for a gradient at the newest model.
     """
 
-    alpha: float = 0.6
+    name, title = "fedasync", "FedAsync"
+    colour, line, marker = "#BB5566", "--", "v"
+
+    alpha: float = positive(0.6, high=1)
     """The weight of a worker's model before its delay is looked at."""
     mixing: Literal["constant", "polynomial", "hinge"] = "constant"
     """How the weight falls with the delay: not at all, as (delay + 1)^-a, or as 1 / (a (delay - b) + 1) beyond b."""
-    a: float | None = None
+    a: float | None = positive(None)
     """How steeply; None: 0.5 for polynomial, 10 for hinge."""
-    b: float = 4.0
+    b: float = positive(4.0)
     """The delay up to which hinge leaves the weight as it is."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive("alpha", self.alpha)
-        if self.alpha > 1:
-            raise BadInput(f"alpha is {self.alpha}; expected a weight of 1 at most.")
-        require_one_of("mixing", self.mixing, ("constant", "polynomial", "hinge"))
-        require_positive("b", self.b)
-        if self.a is not None:
-            require_positive("a", self.a)
-
     def init(self, x: Tensor, n: int, rng: Draws) -> FedAsyncState:
-        return FedAsyncState(weights=x, n=n, models=[x] * n)
+        return FedAsyncState(x, n, models=[x] * n)
 
     def step(self, s: FedAsyncState, a: Arrival) -> Orders:
-        assert a.job is not None
-        weight = self.alpha * self._falls(s.version + 1 - a.job.version)
-        s.descend((s.weights - s.models[a.worker]) / self.lr + a.value, self.lr * weight)
+        alpha = self.alpha * self._mixing(s.version + 1 - a.version)
+        s.descend((s.weights - s.models[a.worker]) / self.lr + a.value, self.lr * alpha)
         s.models[a.worker] = s.x
         return [send(a.worker)]
 
-    def _falls(self, delay: int) -> float:
+    def _mixing(self, delay: int) -> float:
         if self.mixing == "polynomial":
             return float((delay + 1) ** -(0.5 if self.a is None else self.a))
         steep = 10.0 if self.a is None else self.a

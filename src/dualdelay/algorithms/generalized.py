@@ -22,8 +22,11 @@ from .uniform import QueueState, UniformASGD
 class GeneralizedASGD(UniformASGD):
     """The new model goes to a worker drawn with any probabilities; a gradient is weighted by 1 / (n p_i).
 
-    So every worker counts the same, and the fast may be asked more often, at the price of noisier steps from the slow.
+    So every worker counts the same, and the fast may be asked more often, at the price of noisier steps from stragglers.
     """
+
+    name, title = "generalized", "Generalized"
+    colour, line, marker = "#DDAA33", "5 1 1 1", "^"
 
     probabilities: Sequence[float] | None = None
     """The chance of each worker to get the next job; None: the same for all, which is Uniform ASGD."""
@@ -42,7 +45,7 @@ class GeneralizedASGD(UniformASGD):
         return super().init(x, n, rng)
 
     def _chances(self, s: QueueState) -> list[float]:
-        """The probabilities of those who are there."""
+        """The probabilities of the workers that are present."""
         p = [1.0 if self.probabilities is None else self.probabilities[worker] for worker in s.present]
         total = math.fsum(p)
         return [q / total for q in p]

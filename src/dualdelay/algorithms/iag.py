@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from .siag import SIAG
 
@@ -12,4 +11,6 @@ from .siag import SIAG
 class IAG(SIAG):
     """sIAG with exact local gradients: one worker at a time, in turn, renews its own at the current model."""
 
-    exact: ClassVar[bool] = True
+    name, title = "iag", "IAG"
+    colour, line, marker = "#A0522D", "8 2", "*"
+    exact = True

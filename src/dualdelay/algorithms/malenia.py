@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
 from ..core import Algorithm, Arrival, Orders, again, cancel, send
-from ..core.aggregate import RoundState, nothing_yet
+from ..core.buffers import RoundState
 from ..core.draws import Draws
-from ..core.errors import require_whole
+from ..core.settings import whole
 
 
 @dataclass(frozen=True)
 class MaleniaSGD(Algorithm[RoundState]):
-    """Everybody computes at one model until everybody has given enough; the fast give more, and each counts the same.
+    """All workers compute at one model until every one has given enough; the fast give more, and each counts the same.
 
     A round ends when n / sum_i 1/B_i >= S / n, B_i being the gradients of worker i; what is under way then is dropped.
     """
 
-    away: ClassVar[str] = "the round goes on without it and its gradients"
+    name, title = "malenia", "Malenia"
+    colour, line, marker = "#B8A000", "-.", "p"
+    away = "the round goes on without it and its gradients"
 
-    gradients: int | None = None
+    gradients: int | None = whole(None)
     """Gradients that a round is worth (the paper's S); None: as many as workers, so that it ends when each has one."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.gradients is not None:
-            require_whole("gradients", self.gradients, 1)
-
     def init(self, x: Tensor, n: int, rng: Draws) -> RoundState:
-        return RoundState(weights=x, n=n, **nothing_yet(x, n))
+        return RoundState(x, n)
 
     def step(self, s: RoundState, a: Arrival) -> Orders:
         s.add(a.worker, a.value)
@@ -42,15 +38,15 @@ class MaleniaSGD(Algorithm[RoundState]):
         enough = s.n if self.gradients is None else self.gradients
         if not all(counts) or s.n**2 < enough * sum(1 / count for count in counts) * (1 - 1e-12):
             return []
-        s.follow_mean(self.lr)
-        s.counts = [0] * s.size
+        s.descend_mean(self.lr)
+        s.counts = [0] * s.workers
         return [order for worker in s.present for order in (cancel(worker), send(worker))]
 
     def leave(self, s: RoundState, worker: int, held: Tensor | None = None) -> Orders:
-        s.gone(worker)
+        s.leave(worker)
         s.counts[worker] = 0
         return self._update(s) if s.n else []
 
     def join(self, s: RoundState, worker: int) -> Orders:
-        s.back(worker)
+        s.join(worker)
         return [send(worker)]

@@ -6,14 +6,14 @@ For its K local steps wrap the problem: ``LocalSteps(problem, k, lr)`` with the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
 from ..core import Algorithm, Arrival, Orders, send
-from ..core.aggregate import AggregateState, aggregate
+from ..core.aggregate import AggregateState
 from ..core.draws import Draws
 from ..core.errors import require_whole
+from ..core.settings import whole
 
 
 @dataclass(kw_only=True)
@@ -26,47 +26,43 @@ class MIFAState(AggregateState):
 class MIFA(Algorithm[MIFAState]):
     """Rounds: the available workers compute at the current model, the others count with their last gradient.
 
-    The first round is everybody's, so that every worker has a gradient to count with.
+    All workers take part in the first round, so that every one has a gradient to count with.
     """
 
-    away: ClassVar[str] = "it is not asked, and its last gradient goes on counting"
+    name, title = "mifa", "MIFA"
+    colour, line, marker = "#CC79A7", "1 1", "P"
+    away = "it is not asked, and its last gradient goes on counting"
 
-    active: int | None = None
+    active: int | None = whole(None)
     """How many workers are available in a round, drawn uniformly each time; None: all."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.active is not None:
-            require_whole("active", self.active, 1)
 
     def init(self, x: Tensor, n: int, rng: Draws) -> MIFAState:
         require_whole(f"active (with {n} workers)", n if self.active is None else self.active, 1, n)
-        return MIFAState(weights=x, n=n, rng=rng, asked=set(range(n)), **aggregate(x, n))
+        return MIFAState(x, n, rng=rng, asked=set(range(n)))
 
     def step(self, s: MIFAState, a: Arrival) -> Orders:
-        s.take(a.worker, a.value)
+        s.replace(a.worker, a.value)
         s.asked.discard(a.worker)
         return self._update(s)
 
     def _update(self, s: MIFAState) -> Orders:
-        if s.asked or not s.n:
+        if s.asked or not s.counted:
             return []
-        s.descend(s.total, self.lr, over=s.n)
-        there = s.present
-        drawn = s.rng.permutation(len(there), s.version)[: self.active].tolist()
-        s.asked = {there[k] for k in drawn}
+        s.descend(s.total, self.lr, over=s.counted)
+        present, order = s.present, s.rng.permutation(s.n, s.version)
+        s.asked = {present[k] for k in order[: self.active].tolist()}
         return [send(worker) for worker in sorted(s.asked)]
 
     def leave(self, s: MIFAState, worker: int, held: Tensor | None = None) -> Orders:
         s.absent.add(worker)
         waited_for = worker in s.asked
         if waited_for and s.version == 0:
-            s.drop(worker)  # it has no gradient to count with
+            s.discard(worker)  # it has no gradient to count with
         s.asked.discard(worker)
         return self._update(s) if waited_for else []
 
     def join(self, s: MIFAState, worker: int) -> Orders:
-        s.back(worker)
+        s.join(worker)
         if s.asked:
             return []  # until the next round
         s.asked.add(worker)

@@ -10,38 +10,40 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..core import Arrival, Orders, WaitsForNobody, send
+from ..core import Arrival, IndependentWorkers, Orders, State, send
 from ..core.draws import Draws
-from ..core.state import State
 
 
 @dataclass(kw_only=True)
 class RescaledState(State):
-    since: list[float]  # when each worker got its model, if that is known
-    times: list[float]  # the mean time of each worker's jobs, on the way included
+    sent: list[float]  # when each worker was sent its model; nan if that is not known
+    times: list[float]  # the mean time of each worker's jobs, travel included
     counts: list[int]  # how many they were
 
 
 @dataclass(frozen=True)
-class RescaledASGD(WaitsForNobody[RescaledState]):
+class RescaledASGD(IndependentWorkers[RescaledState]):
     """Vanilla ASGD whose step is in proportion to the time the worker takes, so that every worker moves x as much.
 
     With times t_i the step is lr t_i (1/n) sum_j 1/t_j, which is lr in the mean over updates. The times are measured.
     """
 
+    name, title = "rescaled", "Rescaled ASGD"
+    colour, line, marker = "#AA3377", "--", "d"
+
     def init(self, x: Tensor, n: int, rng: Draws) -> RescaledState:
-        return RescaledState(weights=x, n=n, since=[0.0] * n, times=[0.0] * n, counts=[0] * n)
+        return RescaledState(x, n, sent=[0.0] * n, times=[0.0] * n, counts=[0] * n)
 
     def step(self, s: RescaledState, a: Arrival) -> Orders:
         i = a.worker
         s.counts[i] += 1
-        took = a.seconds if math.isnan(s.since[i]) else a.time - s.since[i]
-        s.times[i] += (took - s.times[i]) / s.counts[i]
-        s.since[i] = a.time
-        known = [j for j in s.present if s.counts[j]]
-        s.descend(a.value, self.lr * (sum(s.times[i] / s.times[j] for j in known) / len(known)))
+        time = a.seconds if math.isnan(s.sent[i]) else a.time - s.sent[i]
+        s.times[i] += (time - s.times[i]) / s.counts[i]
+        s.sent[i] = a.time
+        measured = [j for j in s.present if s.counts[j]]
+        s.descend(a.value, self.lr * (sum(s.times[i] / s.times[j] for j in measured) / len(measured)))
         return [send(i)]
 
     def join(self, s: RescaledState, worker: int) -> Orders:
-        s.counts[worker], s.since[worker] = 0, math.nan  # it may be another machine now
+        s.counts[worker], s.sent[worker] = 0, math.nan  # it may be another machine now
         return super().join(s, worker)

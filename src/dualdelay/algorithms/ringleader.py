@@ -1,25 +1,28 @@
 """Ringleader ASGD: Maranjyan and Richtarik, "Ringleader ASGD: The First Asynchronous SGD with Optimal Time Complexity under
-Data Heterogeneity", 2025.
+Data Heterogeneity", 2025. The letters are those of its Algorithm 1.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from ..core import Algorithm, Arrival, Orders, again, send
-from ..core.aggregate import RoundState, accumulate, nothing_yet
+from ..core.buffers import RoundState, accumulate
 from ..core.draws import Draws
 
 
 @dataclass(kw_only=True)
-class RingleaderState(RoundState):
-    next_sums: list[Tensor]  # n of (d): gradients at models of this round, for the next one
-    next_counts: list[int]
-    gathering: bool  # whether some worker has no gradient in this round's table yet
-    old: set[int]  # workers that have no model of this round yet
+class RingleaderState(RoundState):  # sums and counts are G_i and b_i
+    next_sums: list[Tensor] = field(init=False)  # G+_i: gradients at models of this round, for the next one
+    next_counts: list[int] = field(init=False)  # b+_i
+    due: set[int]  # workers that have not had their update in this round
+    gathering: bool = True  # phase 1: some worker has no gradient in G yet
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.next_sums, self.next_counts = self.no_gradients()
 
 
 @dataclass(frozen=True)
@@ -29,41 +32,42 @@ class RingleaderASGD(Algorithm[RingleaderState]):
     A worker goes on at the model it has until its turn, so that all gradients of a table's entry belong to one model.
     """
 
-    away: ClassVar[str] = "its gradients are dropped, and the round goes on without it"
+    name, title = "ringleader", "Ringleader"
+    colour, line, marker = "#228833", "5 1", "h"
+    away = "its gradients are dropped, and the round goes on without it"
 
     def init(self, x: Tensor, n: int, rng: Draws) -> RingleaderState:
-        later = {f"next_{name}": value for name, value in nothing_yet(x, n).items()}
-        return RingleaderState(weights=x, n=n, gathering=True, old=set(range(n)), **nothing_yet(x, n), **later)
+        return RingleaderState(x, n, due=set(range(n)))
 
     def step(self, s: RingleaderState, a: Arrival) -> Orders:
-        if a.worker not in s.old:
-            accumulate(s.next_sums, s.next_counts, a.worker, a.value)
+        if a.worker not in s.due:  # phase 2, and its model is one of this round
+            accumulate(s.next_sums, s.next_counts, a.worker, a.value)  # G+_j <- G+_j + g,  b+_j <- b+_j + 1
             return [again(a.worker)]
-        s.add(a.worker, a.value)
-        s.gathering = s.gathering and not all(s.counts[worker] for worker in s.present)
-        if s.gathering:
+        s.add(a.worker, a.value)  # G_j <- G_j + g,  b_j <- b_j + 1
+        if s.gathering and not all(s.counts[worker] for worker in s.present):  # phase 1 goes on
             return [again(a.worker)]
-        s.follow_mean(self.lr)
-        s.old.remove(a.worker)
-        self._turn(s)
+        s.gathering = False  # phase 2: one update for each worker
+        s.descend_mean(self.lr)  # x <- x - gamma (1/n) sum_i G_i / b_i
+        s.due.remove(a.worker)
+        self._end_round(s)
         return [send(a.worker)]
 
-    def _turn(self, s: RingleaderState) -> None:
-        """When every worker has a model of this round, the next one begins."""
-        if not s.old:
+    def _end_round(self, s: RingleaderState) -> None:
+        """When every worker has had its update, G <- G+ and b <- b+, and phase 1 begins again."""
+        if not s.due:
             s.sums, s.next_sums = s.next_sums, s.sums
-            s.counts, s.next_counts = s.next_counts, [0] * s.size
-            s.gathering, s.old = True, set(s.present)
+            s.counts, s.next_counts = s.next_counts, [0] * s.workers
+            s.gathering, s.due = True, set(s.present)
 
     def leave(self, s: RingleaderState, worker: int, held: Tensor | None = None) -> Orders:
-        s.gone(worker)
+        s.leave(worker)
         s.counts[worker] = s.next_counts[worker] = 0
-        s.old.discard(worker)
-        self._turn(s)
+        s.due.discard(worker)
+        self._end_round(s)
         return []
 
     def join(self, s: RingleaderState, worker: int) -> Orders:
-        s.back(worker)
+        s.join(worker)
         if s.gathering:
-            s.old.add(worker)
+            s.due.add(worker)
         return [send(worker)]

@@ -5,7 +5,6 @@ Composite Objectives", 2014.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from ..core import Arrival, Orders
 from .siag import SIAG, SIAGState
@@ -18,17 +17,18 @@ class SAGA(SIAG):
     So the direction is unbiased, and noisier. Before the first update every worker reports once.
     """
 
-    exact: ClassVar[bool] = True
+    name, title = "saga", "SAGA"
+    colour, line, marker = "#1B7E57", "5 1", "p"
+    exact = True
 
     def turn(self, s: SIAGState) -> int:
-        return s.present[s.rng.integer(len(s.present), s.version)]
+        return s.present[s.rng.integer(s.n, s.version)]
 
     def step(self, s: SIAGState, a: Arrival) -> Orders:
         if s.version == 0:
             return super().step(s, a)
-        assert s.table is not None
-        change = a.value - s.table[a.worker].to(a.value)
-        s.descend(s.total / len(s.present) + change, self.lr)  # the mean as it was before, zero for who just joined
-        s.take(a.worker, a.value)
+        change = a.value - s.last(a.worker)
+        s.descend(s.total / s.n + change, self.lr)  # the mean as it was before, zero for a worker that just joined
+        s.replace(a.worker, a.value)
         s.asked.discard(a.worker)
         return self.ask(s)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
 from ..core import Algorithm, Arrival, Orders, send
-from ..core.aggregate import AggregateState, aggregate
+from ..core.aggregate import AggregateState
 from ..core.draws import Draws
 
 
@@ -16,7 +15,7 @@ from ..core.draws import Draws
 class SIAGState(AggregateState):
     rng: Draws
     asked: set[int]  # workers whose reports the next update waits for
-    last: int = -1  # whose turn it was
+    last_turn: int = -1  # whose turn it was
 
 
 @dataclass(frozen=True)
@@ -26,38 +25,40 @@ class SIAG(Algorithm[SIAGState]):
     Before the first update every worker reports once.
     """
 
-    away: ClassVar[str] = "its gradient leaves the average, and its turns fall to the others"
+    name, title = "siag", "sIAG"
+    colour, line, marker = "#8C6D31", "8 2", "*"
+    away = "its gradient leaves the average, and its turns fall to the others"
 
     def init(self, x: Tensor, n: int, rng: Draws) -> SIAGState:
-        return SIAGState(weights=x, n=n, rng=rng, asked=set(range(n)), **aggregate(x, n))
+        return SIAGState(x, n, rng=rng, asked=set(range(n)))
 
     def turn(self, s: SIAGState) -> int:
         """Whose turn it is."""
-        return min(s.present, key=lambda worker: (worker <= s.last, worker))
+        return min(s.present, key=lambda worker: (worker <= s.last_turn, worker))
 
     def step(self, s: SIAGState, a: Arrival) -> Orders:
-        s.take(a.worker, a.value)
+        s.replace(a.worker, a.value)
         s.asked.discard(a.worker)
         if s.asked:
             return []
-        s.descend(s.total, self.lr, over=s.n)
+        s.descend(s.total, self.lr, over=s.counted)
         return self.ask(s)
 
     def ask(self, s: SIAGState) -> Orders:
         """Send the model to whose turn it is."""
-        s.last = self.turn(s)
-        s.asked.add(s.last)
-        return [send(s.last)]
+        s.last_turn = self.turn(s)
+        s.asked.add(s.last_turn)
+        return [send(s.last_turn)]
 
     def leave(self, s: SIAGState, worker: int, held: Tensor | None = None) -> Orders:
-        s.gone(worker, held)
+        s.leave(worker, held)
         s.asked.discard(worker)
         if s.asked or not s.present:
             return []
-        if s.version == 0 and s.n:  # it was the last that the first update waited for
-            s.descend(s.total, self.lr, over=s.n)
+        if s.version == 0 and s.counted:  # it was the last that the first update waited for
+            s.descend(s.total, self.lr, over=s.counted)
         return self.ask(s)
 
     def join(self, s: SIAGState, worker: int) -> Orders:
-        s.back(worker)
+        s.join(worker)
         return [] if s.asked else self.ask(s)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ..core import Algorithm, Arrival, Orders, send
+from ..core import Algorithm, Arrival, Orders, State, send
 from ..core.draws import Draws
-from ..core.state import State
 
 
 @dataclass(kw_only=True)
 class QueueState(State):
     rng: Draws
-    jobs: list[int]  # how many each worker has
-    flying: int  # how many that is in all
+    queued: list[int]  # how many jobs each worker has
+    in_flight: int  # how many that is in all
     drawn: int = 0  # workers drawn so far
-    order: list[int]  # who is drawn next, last first, where that is decided ahead
+    order: list[int] = field(default_factory=list)  # who is drawn next, last first, where that is decided ahead
 
 
 @dataclass(frozen=True)
@@ -28,10 +26,12 @@ class UniformASGD(Algorithm[QueueState]):
     Each worker gets the same share of the jobs, so the slowest bounds the rate of updates by n / s_max.
     """
 
-    away: ClassVar[str] = "its jobs are given to others, but for one: there are as many jobs as workers"
+    name, title = "uniform", "Uniform ASGD"
+    colour, line, marker = "#E69F00", "5 1 1 1", "^"
+    away = "its jobs are given to others, but for one: there are as many jobs as workers"
 
     def init(self, x: Tensor, n: int, rng: Draws) -> QueueState:
-        return QueueState(weights=x, n=n, rng=rng, jobs=[1] * n, flying=n, order=[])
+        return QueueState(x, n, rng=rng, queued=[1] * n, in_flight=n)
 
     def draw(self, s: QueueState) -> int:
         """Who gets the next job."""
@@ -41,24 +41,24 @@ class UniformASGD(Algorithm[QueueState]):
         s.descend(a.value, self.lr)
         return self.refill(s, a.worker)
 
-    def refill(self, s: QueueState, worker: int, lost: int = 1) -> Orders:
-        """So many of a worker's jobs are no more: see to it that there are as many jobs as workers."""
-        s.jobs[worker] -= lost
-        s.flying -= lost
-        orders = []
-        while s.flying < s.n:
+    def refill(self, s: QueueState, worker: int, ended: int = 1) -> Orders:
+        """So many jobs of a worker have ended: give out new ones until there are as many jobs as workers."""
+        s.queued[worker] -= ended
+        s.in_flight -= ended
+        orders: Orders = []
+        while s.in_flight < s.n:
             s.drawn += 1
             chosen = self.draw(s)
-            s.jobs[chosen] += 1
-            s.flying += 1
+            s.queued[chosen] += 1
+            s.in_flight += 1
             orders.append(send(chosen))
         return orders
 
     def leave(self, s: QueueState, worker: int, held: Tensor | None = None) -> Orders:
-        s.gone(worker)
+        s.leave(worker)
         s.order = [other for other in s.order if other != worker]
-        return self.refill(s, worker, s.jobs[worker])
+        return self.refill(s, worker, s.queued[worker])
 
     def join(self, s: QueueState, worker: int) -> Orders:
-        s.back(worker)
+        s.join(worker)
         return self.refill(s, worker, 0)

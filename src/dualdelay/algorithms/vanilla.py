@@ -6,17 +6,19 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..core import Arrival, Orders, WaitsForNobody, send
+from ..core import Arrival, IndependentWorkers, Orders, State, send
 from ..core.draws import Draws
-from ..core.state import State
 
 
 @dataclass(frozen=True)
-class VanillaASGD(WaitsForNobody[State]):
+class VanillaASGD(IndependentWorkers[State]):
     """Every arrival is an update of its own, so a fast worker's data count for more."""
 
+    name, title = "vanilla", "vanilla ASGD"
+    colour, line, marker = "#D55E00", "--", "s"
+
     def init(self, x: Tensor, n: int, rng: Draws) -> State:
-        return State(weights=x, n=n)
+        return State(x, n)
 
     def step(self, s: State, a: Arrival) -> Orders:
         s.descend(a.value, self.lr)

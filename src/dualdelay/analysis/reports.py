@@ -67,7 +67,7 @@ def print_run(run: Run, console: Console) -> None:
     columns = ("arrivals", "share", "mean seconds", "mean delay", "max delay")
     workers = _grid("workers", "worker", *columns, *seen, *(["state"] if states else []))
     delay = used_in(trace) - trace.version
-    for worker in range(min(run.state.size, _MOST_WORKERS)):
+    for worker in range(min(run.state.workers, _MOST_WORKERS)):
         mine = trace.worker == worker
         count = int(mine.sum())
         cells = ["0", "0.0%", "-", "-", "-"]
@@ -76,8 +76,8 @@ def print_run(run: Run, console: Console) -> None:
             cells = [f"{count:,}", f"{100 * count / len(trace):.1f}%", *times]
         cells += [f"{faults[kind, worker]:,}" for kind in seen]
         workers.add_row(str(worker), *cells, *([states.get(worker, "present")] if states else []))
-    if run.state.size > _MOST_WORKERS:
-        workers.caption = f"and {run.state.size - _MOST_WORKERS:,} more"
+    if run.state.workers > _MOST_WORKERS:
+        workers.caption = f"and {run.state.workers - _MOST_WORKERS:,} more"
     console.print(workers)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from ..core import Algorithm, Arrival, Problem
-from ..core.aggregate import AggregateState
+from ..core.aggregate import AggregateState, TableFormat
 from ..core.draws import Draws
 from ..core.state import State
-from ..engine.evaluation import Evaluation, Metric, Row, Schedule
+from ..engine.evaluation import Evaluations, Metric, Row, Schedule
 from ..engine.loop import Loop
 from ..engine.trace import Column, Recorder, Trace
 from ..simulation.local_fleet import LocalFleet
@@ -63,8 +63,8 @@ def stacked(values: Sequence[Any]) -> Any:
 def _known(values: Sequence[Sequence[Sequence[Any]]]) -> list[list[Any]]:
     """Gradients that all runs had computed and were not due yet, with a loss and a norm for each run."""
     known = []
-    for worker, draw, gradient in stacked([[found[:3] for found in mine] for mine in values]):
-        rows = [found[3:] for mine in values for found in mine if found[:2] == [worker, draw]]
+    for worker, draw, gradient in stacked([[gradient[:3] for gradient in own] for own in values]):
+        rows = [gradient[3:] for own in values for gradient in own if gradient[:2] == [worker, draw]]
         signs = (torch.tensor(part, dtype=gradient.dtype) for part in zip(*rows, strict=True))
         known.append([worker, draw, gradient, *signs])
     return known
@@ -101,7 +101,7 @@ class Records(Recorder):
             rows |= {"loss": self._losses[0][start:, k].copy(), "fingerprint": self._fingerprints[0][start:, k].copy()}
         return rows
 
-    def join(self, rows: Sequence[Mapping[str, Column]]) -> None:
+    def adopt(self, rows: Sequence[Mapping[str, Column]]) -> None:
         """Take over the rows that all runs have written earlier."""
         self.extend(rows[0])
         self._losses = [np.stack([part["loss"] for part in rows], axis=1)]
@@ -111,8 +111,8 @@ class Records(Recorder):
 class Replicas(Loop):
     """Several runs under way whose jobs arrive at the same times.
 
-    Nobody waits for the device: whether gradients were finite is looked at now and then, and a run in which one was not
-    has to be done again by itself, since its worker would have tried again and been late.
+    The loop does not wait for the device: whether gradients were finite is checked now and then, and a run in which one was
+    not has to be done again by itself, since its worker would have tried again and been late.
     """
 
     recorder: Records
@@ -128,25 +128,25 @@ class Replicas(Loop):
         schedule: Schedule | None = None,
         metrics: Mapping[str, Metric] | None = None,
         keep_best: str | None = None,
-        table: str = "full",
+        table_format: TableFormat = "full",
     ) -> None:
         joint = column(algorithms, x.device)
-        super().__init__(joint, problems[0], fleet, x, seed=seed, schedule=schedule, table=table)
+        super().__init__(joint, problems[0], fleet, x, seed=seed, schedule=schedule, table_format=table_format)
         self._fleet = fleet
-        self.evaluations = [Evaluation(problem, metrics, keep_best) for problem in problems]
+        self.evaluations = [Evaluations(problem, metrics, keep_best) for problem in problems]
         self.recorder = Records()
         self.going = set(range(len(problems)))  # runs that are still looked at
 
-    def look(self, time: float) -> None:
-        self.check()
+    def evaluate(self, time: float) -> None:
+        self.drop_diverged()
         for k in sorted(self.going):
-            self.evaluations[k].add(self.row_of(k, time, self._schedule.samples))
-        self._looked_at = self.state.version
+            self.evaluations[k].add(self.evaluation_of(k, time, self._schedule.samples))
+        self._evaluated_version = self.state.version
 
-    def row_of(self, k: int, time: float, samples: int | None = None) -> Row | None:
+    def evaluation_of(self, k: int, time: float, samples: int | None = None) -> Row | None:
         return self.evaluations[k].of(time, self.state.version, self.state.x[k], samples)
 
-    def check(self) -> None:
+    def drop_diverged(self) -> None:
         self.recorder.fetch()
         if self._fleet.norms:
             finite = torch.isfinite(torch.stack(self._fleet.norms)).all(0).tolist()
@@ -161,33 +161,30 @@ class Replicas(Loop):
 
     def state_of(self, k: int) -> tuple[State, float | None]:
         """What run k's server knows, on the processor and without a table, and the audit of its sum if it has one."""
-        whole, parts = self.state, {}
-        error = None
-        for f in fields(whole):
-            value = getattr(whole, f.name)
+        state, audit = copy.copy(self.state), None
+        for f in fields(state):
+            value = getattr(state, f.name)
             if f.name != "optimizer" and not isinstance(value, Draws):
-                parts[f.name] = sliced(value, k)
-        mine = replace(whole, **parts)
-        if isinstance(mine, AggregateState):
-            held = {worker: value[k] for worker, value in self.fleet.held().items()}
-            error = mine.error(held)
-            mine.table, mine.total = None, mine.total.cpu()
-        mine.weights = mine.weights.cpu()
-        return mine, error
+                setattr(state, f.name, sliced(value, k))
+        if isinstance(state, AggregateState):
+            audit = state.audit({worker: value[k] for worker, value in self.fleet.held().items()})
+            state.table, state.total = None, state.total.cpu()
+        state.weights = state.weights.cpu()
+        return state, audit
 
     def save_of(self, k: int) -> dict[str, Any]:
-        whole = super().save()
-        parts: dict[str, Any] = sliced({name: whole[name] for name in ("state", "fleet")}, k)
-        return {**whole, **parts, "evaluation": self.evaluations[k].save()}
+        saved = super().save()
+        own: dict[str, Any] = sliced({name: saved[name] for name in ("state", "fleet")}, k)
+        return {**saved, **own, "evaluation": self.evaluations[k].save()}
 
     def load_all(self, saved: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Column]]) -> None:
-        """Go on from what the runs saved at the same moment."""
+        """Continue from what the runs saved at the same moment."""
         known = _known([part["fleet"]["gradients"] for part in saved])
         nothing_yet = self.evaluation.save()
         plain = [{**part, "evaluation": {}, "fleet": {**part["fleet"], "gradients": []}} for part in saved]
         joint = {**stacked(plain), "evaluation": nothing_yet}
         nothing = {name: column[:0] for name, column in rows[0].items()}
         self.load({**joint, "fleet": {**joint["fleet"], "gradients": known}}, nothing)
-        self.recorder.join(rows)
+        self.recorder.adopt(rows)
         for evaluation, part in zip(self.evaluations, saved, strict=True):
             evaluation.load(part["evaluation"])

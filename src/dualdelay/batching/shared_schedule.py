@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ..core import Algorithm, Arrival, Orders, Problem
+from ..core import Algorithm, Orders, Problem
 from ..core.compression import Packed
 from ..core.draws import Draws
 from ..core.errors import BadInput
 from ..engine.fleet import Message
 from ..engine.loop import Loop
 from ..simulation.clocks import VirtualClock
-from ..simulation.gradients import Batch, Round
+from ..simulation.gradients import Batcher, GradientsInBatches
 from ..simulation.local_fleet import LocalFleet
 from ..simulation.speeds import FixedSpeeds
 from .replicas import Replicas
@@ -28,7 +28,7 @@ _RUNS, _LENGTH = 3, 5  # its runs and weights: numbers by which shapes can be to
 
 
 class _Noise(Problem):
-    """Gradients that are random numbers of very unlike sizes, to try an algorithm with."""
+    """Gradients that are random numbers of very different sizes, to try an algorithm with."""
 
     def __init__(self, workers: int, seed: int) -> None:
         self.workers, self.seed = workers, seed
@@ -49,10 +49,10 @@ class _Noise(Problem):
 
 
 class _Mixed(Exception):
-    """A method made one thing of what belongs to several runs."""
+    """A method mixed what belongs to several runs."""
 
 
-class _Apart(TorchDispatchMode):
+class _RowsApart(TorchDispatchMode):
     """Refuses every operation that makes one number of several runs' numbers, or takes a number off the device."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -71,9 +71,9 @@ class _Apart(TorchDispatchMode):
 class _Trial(Replicas):
     """Replicas whose steps are looked at."""
 
-    def _step(self, a: Arrival) -> Orders:
-        with _Apart():
-            return super()._step(a)
+    def _undoable(self, rule: str, decide: Callable[[], Orders]) -> Orders:
+        with _RowsApart():
+            return super()._undoable(rule, decide)
 
 
 def can_share(algorithm: Algorithm[Any], n: int) -> bool:
@@ -92,11 +92,11 @@ def can_share(algorithm: Algorithm[Any], n: int) -> bool:
     starts = [problem.start(problem.seed) for problem in problems]
 
     def message(gradient: Tensor, held: Tensor | None) -> tuple[Tensor | Packed, Tensor | None]:
-        with _Apart():
+        with _RowsApart():
             return algorithm.message(gradient, held)
 
     def fleet(which: Sequence[int], how: Message) -> LocalFleet:
-        gradients = Batch(Round(problems[0].batched(problems)), which)
+        gradients = GradientsInBatches(Batcher(problems[0].batched(problems)), which)
         return LocalFleet(problems[0], VirtualClock(speeds), how, gradients=gradients)
 
     try:
@@ -109,8 +109,8 @@ def can_share(algorithm: Algorithm[Any], n: int) -> bool:
         for k, single in enumerate(singles):
             if joint.recorder.rows()["worker"].tolist() != single.recorder.rows()["worker"].tolist():
                 return False
-            mine, alone = joint.save_of(k)["state"], single.save()["state"]
-            if mine.keys() != alone.keys() or not all(_alike(mine[name], alone[name]) for name in mine):
+            together, alone = joint.save_of(k)["state"], single.save()["state"]
+            if together.keys() != alone.keys() or not all(_alike(together[name], alone[name]) for name in together):
                 return False
     except Exception:  # a user's own method may fail in any way on what it does not expect
         return False

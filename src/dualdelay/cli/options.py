@@ -222,9 +222,5 @@ class Common:
                 f"{' and '.join(given)} cannot be chosen for real workers (--fleet {fleet}): they are as fast as they are. "
                 "Leave it out, or simulate them (--fleet simulated). Threads are a setting of the fleet: 'ray[threads=2]'."
             )
-        if "faults" in settings:
-            raise BadInput(
-                "faults is a function, which has no name on the shell; give it in Python: dd.RayFleet(faults=...)."
-            )
         made: RayFleet = parse("fleet", fleet)
         return made

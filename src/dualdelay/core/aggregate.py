@@ -1,16 +1,18 @@
-"""What servers remember of their workers: the last gradient of each, or those of a round."""
+"""Servers that remember a gradient of every worker, and the sum of these gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .state import State, blocks
+
+TableFormat = Literal["full", "half", "host"]
 
 _SUM_AGAIN = 1000  # gradients after which a table is added up anew, or as many as it has rows: O(d) each
 
@@ -19,80 +21,91 @@ _SUM_AGAIN = 1000  # gradients after which a table is added up anew, or as many 
 class AggregateState(State):
     """A server that remembers the last gradient of every worker, or at least their sum."""
 
-    total: Tensor  # (d), float64: the sum of the workers' gradients, kept as a sum so that it does not drift
-    table: list[Tensor] | None  # n of (d): the gradients themselves, as they came, unless the workers keep them
-    uncounted: set[int]  # workers that have no part in the sum: they left, or joined and have not reported yet
-    taken: int = 0  # gradients so far
-    kept: str = "full"  # how the table is: as the gradients came, in "half" the bytes, or on the "host"
+    total: Tensor = field(init=False)  # (d), float64: the sum of the gradients, which does not drift as a mean would
+    table: list[Tensor] | None = field(init=False)  # n of (d): the gradients as they came; None: the workers keep them
+    uncounted: set[int] = field(default_factory=set)  # workers without a part in the sum: they left, or have not reported
+    replaced: int = 0  # gradients so far
+    table_format: TableFormat = "full"  # gradients as they came, in half the bytes (bfloat16), or in the host's memory
 
-    def _row(self, value: Tensor) -> Tensor:
+    def __post_init__(self) -> None:
+        self.total = self.weights.new_zeros(self.weights.shape, dtype=torch.float64)
+        self.table = [torch.zeros_like(self.weights)] * self.workers  # one zero for all, until they report
+
+    @property
+    def counted(self) -> int:
+        """How many workers have a gradient in the sum, zeros before their first included."""
+        return self.workers - len(self.uncounted)
+
+    def row(self, worker: int) -> Tensor:
+        """The last gradient of a worker as the table keeps it."""
+        assert self.table is not None, "the workers keep their gradients"
+        return self.table[worker]
+
+    def last(self, worker: int) -> Tensor:
+        """The last gradient of a worker as it is used: on the device and of the type of the weights."""
+        return self.row(worker).to(self.weights)
+
+    def _formatted(self, value: Tensor) -> Tensor:
         """A gradient as the table keeps it."""
-        if self.kept == "half":
-            most = torch.finfo(torch.bfloat16).max  # what is finite stays so
-            return value.clamp(-most, most).to(torch.bfloat16)
-        return value.cpu() if self.kept == "host" else value
+        if self.table_format == "half":
+            largest = torch.finfo(torch.bfloat16).max  # what is finite stays so
+            return value.clamp(-largest, largest).to(torch.bfloat16)
+        return value.cpu() if self.table_format == "host" else value
 
-    def take(self, worker: int, value: Tensor) -> None:
+    def replace(self, worker: int, value: Tensor) -> None:
         """sum <- sum + (G - G~) and G~ <- G; without a table ``value`` is the difference itself."""
-        if worker in self.uncounted:
-            self.uncounted.remove(worker)
-            self.n += 1
+        self.uncounted.discard(worker)
         if self.table is None:
-            for total, new in blocks(self.total, value):
-                total.add_(new)
-        else:
-            row = self._row(value)
-            counted = row if self.kept == "half" else value  # the sum is that of the table, so no rounding stays in it
-            for total, old, new in blocks(self.total, self.table[worker].to(self.total.device), counted):
-                if new.dtype == total.dtype:
-                    total.add_(new - old)
-                elif total.is_cpu and new.dtype != torch.bfloat16:  # numpy converts on the way, torch first: a fifth slower
-                    exact = total.numpy()
-                    np.add(exact, new.numpy(), out=exact)
-                    np.subtract(exact, old.numpy(), out=exact)
-                else:
-                    total.add_(new).sub_(old)  # in float64 the sums of float32 numbers round nothing
-            self.table[worker] = row
-            self.taken += 1
-            if self.taken % max(_SUM_AGAIN, len(self.table)) == 0:
-                self._sum_again(self.table)
+            for total, difference in blocks(self.total, value):
+                total.add_(difference)
+            return
+        row = self._formatted(value)
+        counted = row if self.table_format == "half" else value  # the sum is that of the table, so no rounding stays in it
+        for total, old, new in blocks(self.total, self.row(worker).to(self.total.device), counted):
+            if new.dtype == total.dtype:
+                total.add_(new - old)
+            elif total.is_cpu and new.dtype != torch.bfloat16:  # numpy converts on the way, torch first: a fifth slower
+                exact = total.numpy()
+                np.add(exact, new.numpy(), out=exact)
+                np.subtract(exact, old.numpy(), out=exact)
+            else:
+                total.add_(new).sub_(old)  # in float64 the sums of float32 numbers round nothing
+        self.table[worker] = row
+        self.replaced += 1
+        if self.replaced % max(_SUM_AGAIN, self.workers) == 0:
+            self._sum_again()
 
-    def _sum_again(self, table: list[Tensor]) -> None:
-        """Add the table up anew: after a huge gradient has come and gone the small ones' last digits are lost."""
+    def _sum_again(self) -> None:
+        """Add the table up anew: after a huge gradient has come and gone, the last digits of small ones are lost."""
         self.total.zero_()
-        for row in table:
-            for total, part in blocks(self.total, row.to(self.total.device)):
+        for worker in range(self.workers):
+            for total, part in blocks(self.total, self.row(worker).to(self.total.device)):
                 total.add_(part)
 
-    def gone(self, worker: int, held: Tensor | None = None) -> None:
-        """A worker is not there any more, and its gradient is taken out of the sum."""
-        self.absent.add(worker)
-        self.drop(worker, held)
+    def leave(self, worker: int, held: Tensor | None = None) -> None:
+        """A worker is absent from now on, and its gradient, ``held`` if the worker kept it, leaves the sum."""
+        super().leave(worker)
+        self.discard(worker, held)
 
-    def back(self, worker: int) -> None:
-        """A worker is there; it counts when it has reported."""
-        self.absent.discard(worker)
-
-    def drop(self, worker: int, held: Tensor | None = None) -> None:
-        """Take a worker's gradient out of the sum; it counts no more."""
+    def discard(self, worker: int, held: Tensor | None = None) -> None:
+        """Take a worker's gradient out of the sum; the worker counts again when it reports."""
         if worker in self.uncounted:
             return
         self.uncounted.add(worker)
-        self.n -= 1
         if self.table is not None:
-            self.total -= self.table[worker].to(self.total.device)
-            self.table[worker] = self._row(torch.zeros_like(self.weights))
+            self.total -= self.row(worker).to(self.total.device)
+            self.table[worker] = self._formatted(torch.zeros_like(self.weights))
         elif held is not None:
             self.total -= held
 
-    def rest(self, held: Mapping[int, Tensor]) -> Tensor:
-        """What the sum holds beyond these gradients: what a worker whose memory is lost must have sent."""
+    def remainder(self, held: Mapping[int, Tensor]) -> Tensor:
+        """What the sum holds beyond these workers' gradients: the gradient of the one worker that lost its own."""
         rest = self.total.clone()
         for worker in sorted(held):
             rest -= held[worker]
         return rest
 
-    def error(self, held: Mapping[int, Tensor]) -> float:
+    def audit(self, held: Mapping[int, Tensor]) -> float:
         """||sum - sum_i G_i|| / sum_i ||G_i||, against the table or what the workers hold.
 
         Not over ||sum_i G_i||, which goes to zero at a solution whatever the gradients' sizes.
@@ -103,40 +116,3 @@ class AggregateState(State):
             size += float(row.float().norm() if row.dtype == torch.bfloat16 else row.norm())
         gap = float((self.total - exact).norm())
         return gap / size if size > 0 else gap
-
-
-def aggregate(x: Tensor, n: int, memory: str = "server") -> dict[str, Any]:
-    """The empty fields of an AggregateState."""
-    table = [torch.zeros_like(x)] * n if memory == "server" else None  # one zero for all, until they report
-    return {"total": x.new_zeros(x.shape, dtype=torch.float64), "table": table, "uncounted": set()}
-
-
-@dataclass(kw_only=True)
-class RoundState(State):
-    """A server that gathers several gradients of each worker, all taken at one model."""
-
-    sums: list[Tensor]  # n of (d), float64
-    counts: list[int]
-
-    def add(self, worker: int, value: Tensor) -> None:
-        """One more gradient of a worker."""
-        accumulate(self.sums, self.counts, worker, value)
-
-    def follow_mean(self, lr: float) -> None:
-        """Descend along the mean over workers of the means of their gradients, over those that have any."""
-        total = torch.zeros_like(self.sums[0])
-        for gradients, count in zip(self.sums, self.counts, strict=True):
-            if count:
-                total += gradients / count
-        self.descend(total, lr, over=sum(count > 0 for count in self.counts))
-
-
-def accumulate(sums: list[Tensor], counts: list[int], worker: int, value: Tensor) -> None:
-    """Add a gradient to a worker's sum; where there is none yet, what its place holds is not looked at."""
-    sums[worker] = sums[worker] + value if counts[worker] else value.double()
-    counts[worker] += 1
-
-
-def nothing_yet(x: Tensor, n: int) -> dict[str, Any]:
-    """The empty fields of a RoundState."""
-    return {"sums": [x.new_zeros(x.shape, dtype=torch.float64)] * n, "counts": [0] * n}

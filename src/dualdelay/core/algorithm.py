@@ -1,21 +1,22 @@
 """What a method is: a fold over arrivals.
 
 Worker i has just delivered a gradient taken at an old model; what does the server do, and who computes what next? Nothing
-in the answer depends on whether time is virtual, real or remembered.
+in the answer depends on whether time is virtual, real or recorded.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
 from .compression import Packed
 from .draws import Draws
-from .errors import BadInput, require_positive, take_plain_numbers
+from .errors import BadInput
 from .jobs import Arrival, Orders, send
+from .settings import check_settings, positive
 from .state import State
 
 S = TypeVar("S", bound=State)
@@ -23,46 +24,75 @@ S = TypeVar("S", bound=State)
 
 @dataclass(frozen=True)
 class Algorithm(ABC, Generic[S]):
-    """A method: a frozen record of hyper-parameters with ``init`` and ``step``."""
+    """A method: a frozen record of hyper-parameters with ``init`` and ``step``.
 
+    What the class says of itself stands in the class variables; lists, tables, figures and checks read it there.
+    """
+
+    name: ClassVar[str] = ""
+    """What it is called on the shell, in folders and in legends, such as "dude"."""
+    title: ClassVar[str] = ""
+    """What tables call it, such as "DuDe"; by default its name."""
+    colour: ClassVar[str] = "#7F7F7F"
+    """The colour of its curves."""
+    line: ClassVar[str] = "-"
+    """How its curves are dashed: "-", "--", ":", "-.", or the lengths of dashes and gaps by turns, such as "5 1 1 1"."""
+    marker: ClassVar[str] = "."
+    """The marks on its curves, as matplotlib writes them."""
+    away: ClassVar[str] = ""
+    """What becomes of a worker that is absent, in a few words. Empty: the method has no ``leave`` and no ``join``."""
+    waits: ClassVar[bool] = True
+    """Whether an update may have to wait for one certain worker."""
     exact: ClassVar[bool] = False
     """Whether its jobs are exact local gradients, of all of a worker's data."""
-    waits: ClassVar[bool] = True
-    """Whether an update may have to wait for one worker, whoever else reports."""
-    away: ClassVar[str] = "refused: the method has no rule for it"
-    """What becomes of a worker that is not there, in a few words."""
-
     own_step: ClassVar[str] = ""
-    """Why its step cannot be left to an optimiser; empty: it can."""
+    """Why no optimiser may take its step, in a few words; empty: one may."""
 
-    lr: float
-    """Step size (the paper's eta)."""
+    lr: float = positive()
+    """Step size (the paper's eta).
+
+    In a sweep, runs that differ in their step size alone advance together, and ``lr`` is then a column (r, 1) with a number
+    for each: multiply and divide by it, compare it with nothing. A method that does is computed one run at a time.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        rules = [rule for rule in ("leave", "join") if getattr(cls, rule) is not getattr(Algorithm, rule)]
+        if len(rules) != (2 if cls.away else 0):
+            has = " and ".join(rules) or "neither leave nor join"
+            raise TypeError(
+                f"{cls.__name__} has {has}, and away is {cls.away!r}; expected all three, or none: with both rules, away "
+                "says in a few words what becomes of a worker that is absent."
+            )
 
     def __post_init__(self) -> None:
-        take_plain_numbers(self)
-        require_positive("lr", self.lr)
+        check_settings(self)
 
     @abstractmethod
     def init(self, x: Tensor, n: int, rng: Draws) -> S:
-        """The state before anything has arrived; ``rng`` names the server's own draws."""
+        """The state of a server with n workers before anything has arrived; ``rng`` names the server's own draws."""
 
     def first(self, s: S) -> Orders:
-        """What is to be done at the start: by default everybody computes at the first model."""
+        """What is to be done at the start: by default every worker computes at the initial model."""
         return [send(worker) for worker in s.present]
 
     @abstractmethod
     def step(self, s: S, a: Arrival) -> Orders:
         """Absorb one arrival into the state and say what is to be done next."""
 
+    def on_wake(self, s: S, time: float) -> Orders:
+        """What is to be done at a time that ``wake`` has asked for."""
+        raise BadInput(f"{type(self).__name__} ordered a wake and has no on_wake(state, time); give it one.")
+
     def leave(self, s: S, worker: int, held: Tensor | None = None) -> Orders:
-        """A worker is gone; ``held`` is what it kept. Methods that would wait for it refuse."""
+        """A worker has left, with its jobs; ``held`` is what it kept."""
         raise BadInput(
             f"worker {worker} left, and {type(self).__name__} has no rule for that: it would wait for worker {worker} "
             "or lose its job. Use a method that lets workers go (dude, vanilla), or keep the worker."
         )
 
     def join(self, s: S, worker: int) -> Orders:
-        """A worker is there (again)."""
+        """A worker has joined, for the first time or again."""
         raise BadInput(
             f"worker {worker} joined, and {type(self).__name__} has no rule for that. Use a method that lets workers "
             "come (dude, vanilla), or start with all of them."
@@ -74,16 +104,16 @@ class Algorithm(ABC, Generic[S]):
 
 
 @dataclass(frozen=True)
-class WaitsForNobody(Algorithm[S]):
-    """A method whose workers do not depend on one another: who leaves is missed by nobody, who joins gets the model."""
+class IndependentWorkers(Algorithm[S]):
+    """A method whose workers do not depend on one another: one that leaves is not missed, one that joins gets the model."""
 
     waits: ClassVar[bool] = False
     away: ClassVar[str] = "its job is lost, and the others go on"
 
     def leave(self, s: S, worker: int, held: Tensor | None = None) -> Orders:
-        s.gone(worker, held)
+        s.leave(worker, held)
         return []
 
     def join(self, s: S, worker: int) -> Orders:
-        s.back(worker)
+        s.join(worker)
         return [send(worker)]

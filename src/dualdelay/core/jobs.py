@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
@@ -16,48 +17,73 @@ class Job(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """What reached the server. ``value`` is never written to; ``job`` is None for a wake."""
+    """What reached the server; ``value`` is never written to."""
 
-    job: Job | None
+    job: Job
     value: Tensor
     time: float
-    seconds: float  # computing, without queueing or travel
+    seconds: float  # of computing, without queueing or travel
     loss: float  # of that minibatch
-    bytes: int = 0  # what travelled
+    bytes: int = 0  # that travelled
 
     @property
     def worker(self) -> int:
         """The sender."""
-        assert self.job is not None, "a wake has no sender"
         return self.job.worker
 
-
-class Order(NamedTuple):
-    """What the server wants done; make one with ``send``, ``again``, ``cancel`` or ``wake``."""
-
-    kind: str
-    worker: int = -1
-    time: float = 0.0
+    @property
+    def version(self) -> int:
+        """The version of the model that the gradient was taken at."""
+        return self.job.version
 
 
+@dataclass(frozen=True, slots=True)
+class Send:
+    """See ``send``."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """See ``again``."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """See ``cancel``."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """See ``wake``."""
+
+    time: float
+
+
+Order = Send | Again | Cancel | Wake
 Orders = list[Order]
 
 
 def send(worker: int) -> Order:
-    """The current model goes to a worker, behind what it already has to do."""
-    return Order("send", worker)
+    """Send the current model to a worker, which computes a gradient there after what it already has to do."""
+    return Send(worker)
 
 
 def again(worker: int) -> Order:
-    """One more draw at the model the worker was sent last, behind what it already has."""
-    return Order("again", worker)
+    """Have a worker compute on one more minibatch at the model it was sent last, after what it already has to do."""
+    return Again(worker)
 
 
 def cancel(worker: int) -> Order:
-    """The worker drops what it is doing and what it has queued."""
-    return Order("cancel", worker)
+    """Have a worker drop what it is doing and what it has queued."""
+    return Cancel(worker)
 
 
 def wake(time: float) -> Order:
-    """Call ``step`` at that time with an arrival whose job is None."""
-    return Order("wake", -1, time)
+    """Call the algorithm's ``on_wake`` at that time."""
+    return Wake(time)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any, Protocol
 
 import torch
@@ -22,7 +22,7 @@ def blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 class Stepper(Protocol):
-    """What moves the weights instead of plain SGD; ``optimizer.Optimizer`` is one."""
+    """What moves the weights instead of plain SGD; ``runs.optimizer.Optimizer`` is one."""
 
     @property
     def own(self) -> bool:
@@ -32,45 +32,43 @@ class Stepper(Protocol):
         """The moved weights; both tensors may be written to."""
 
     def save(self) -> dict[str, Any]:
-        """Everything needed to go on later, as plain values and tensors."""
+        """Everything needed to continue later, as plain values and tensors."""
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Go on from what was saved."""
+        """Continue from what was saved."""
 
 
-@dataclass(kw_only=True)
+@dataclass
 class State:
     """What the server knows; algorithms extend it. A tensor read from ``x`` keeps its values for good."""
 
-    weights: Tensor  # (d); use x to read it
-    n: int  # workers that count
-    version: int = 0
-    lent: bool = True  # somebody may hold weights, so the next descent makes new ones
+    weights: Tensor  # (d); read it as x, move it with descend
+    workers: int  # in the fleet, present or absent
+    _: KW_ONLY
+    version: int = 0  # updates made
+    absent: set[int] = field(default_factory=set)  # workers that have left or have not joined yet
     optimizer: Stepper | None = None  # momentum, Adam, schedules; without one the step is plain SGD
-    absent: set[int] = field(default_factory=set)  # workers that are not there
-    size: int = 0  # workers there and not
-    descents: int = 0  # calls of ``descend``, which alone moves the weights
+    lent: bool = True  # whether the weights were read, so that the next descent must make new ones
+    descents: int = 0  # calls of descend, which alone moves the weights
 
-    def __post_init__(self) -> None:
-        self.size = self.size or self.n
+    @property
+    def n(self) -> int:
+        """How many workers are present."""
+        return self.workers - len(self.absent)
 
     @property
     def present(self) -> Sequence[int]:
-        """The workers that are there, in order."""
-        everybody = range(self.size)
+        """The workers that are present, in order."""
+        everybody = range(self.workers)
         return [worker for worker in everybody if worker not in self.absent] if self.absent else everybody
 
-    def gone(self, worker: int, held: Tensor | None = None) -> None:
-        """A worker is not there any more and does not count; ``held`` is what it kept."""
-        if worker not in self.absent:
-            self.absent.add(worker)
-            self.n -= 1
+    def leave(self, worker: int, held: Tensor | None = None) -> None:
+        """A worker is absent from now on; ``held`` is what it kept."""
+        self.absent.add(worker)
 
-    def back(self, worker: int) -> None:
-        """A worker is there and counts."""
-        if worker in self.absent:
-            self.absent.remove(worker)
-            self.n += 1
+    def join(self, worker: int) -> None:
+        """A worker is present from now on."""
+        self.absent.discard(worker)
 
     @property
     def x(self) -> Tensor:
@@ -84,39 +82,33 @@ class State:
         Divide by ``over`` and not the step size: to Adam a sum of n gradients with lr / n is not their mean with lr. Runs
         that advance together have a step size each, a column (r, 1).
         """
-        self.descents += 1
         if isinstance(lr, Tensor):
             dtype = self.weights.dtype
             self.weights = torch.addcmul(self.weights, direction.to(dtype), (lr / -over).to(dtype))
-            self.lent = False
-            self.version += 1
-            return
-        if self.optimizer is not None:
+        elif self.optimizer is not None:
             gradient = torch.empty_like(self.weights)  # of its own: optimisers may write into it
             for out, part in blocks(gradient, direction):
                 torch.div(part, over, out=out)
             self.weights = self.optimizer.step(self.weights.clone() if self.lent else self.weights, gradient, lr)
-            self.lent = False
-            self.version += 1
-            return
-        alpha = -(lr / over)
-        if self.lent and direction.numel() <= BLOCK:
+        elif self.lent and direction.numel() <= BLOCK:
             same = direction.dtype == self.weights.dtype  # a conversion to the same type is a call all the same
-            self.weights = torch.add(self.weights, direction if same else direction.to(self.weights.dtype), alpha=alpha)
+            part = direction if same else direction.to(self.weights.dtype)
+            self.weights = torch.add(self.weights, part, alpha=-(lr / over))
         else:
             new = torch.empty_like(self.weights) if self.lent else self.weights
             for out, x, part in blocks(new, self.weights, direction):
-                torch.add(x, part.to(x.dtype), alpha=alpha, out=out)
+                torch.add(x, part.to(x.dtype), alpha=-(lr / over), out=out)
             self.weights = new
         self.lent = False
         self.version += 1
+        self.descents += 1
 
 
-_MOST = 2000  # tensors of a list or a dict that are looked after
+_MOST_ENTRIES = 2000  # tensors of a list or a dict whose changes are noticed
 
 
-class Before:
-    """A state before a step that may fail half way, so that it can be put back as it was."""
+class Snapshot:
+    """A copy of a state, taken before a step that may fail half way, so that the step can be undone."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -125,7 +117,7 @@ class Before:
         self._entries: list[tuple[Tensor, int]] = []  # tensors of lists and dicts, and how often they were written into
         self._all = True  # whether those are all
 
-    def remember(self) -> None:
+    def take(self) -> None:
         """Copy what a step may write into; of lists and dicts the entries are kept, which a step should replace."""
         state, optimizer = self._state, self._state.optimizer
         self._fields = {
@@ -133,23 +125,20 @@ class Before:
         }
         self._optimizer = None if optimizer is None else copy.deepcopy(optimizer.save())
         several = [value for value in self._fields.values() if isinstance(value, (list, dict))]
-        self._all = all(len(value) <= _MOST for value in several)
+        self._all = all(len(value) <= _MOST_ENTRIES for value in several)
         entries = (entry for value in several for entry in (value if isinstance(value, list) else value.values()))
         self._entries = [(entry, entry._version) for entry in entries if isinstance(entry, Tensor)] if self._all else []
 
     def _copied(self, name: str, value: Any) -> Any:
         if isinstance(value, Tensor):
             old = self._fields.get(name)  # new memory would cost more than the copy
-            fits = isinstance(old, Tensor) and (old.shape, old.dtype, old.device) == (
-                value.shape,
-                value.dtype,
-                value.device,
-            )
-            return old.copy_(value) if fits and isinstance(old, Tensor) else value.clone()
+            if isinstance(old, Tensor) and (old.shape, old.dtype, old.device) == (value.shape, value.dtype, value.device):
+                return old.copy_(value)
+            return value.clone()
         return copy.copy(value) if isinstance(value, (list, dict, set)) else value
 
-    def put_back(self) -> bool:
-        """The state is what it was; False if that cannot be told, since what a list holds was written into."""
+    def restore(self) -> bool:
+        """Undo what happened since; False if that is uncertain, because what a list holds was written into."""
         for name, value in self._fields.items():
             setattr(self._state, name, value)
         if self._state.optimizer is not None and self._optimizer is not None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from .events import EventKind
 from .trace import Trace
 
 Grid = npt.NDArray[np.int64]
@@ -78,7 +79,7 @@ def delays(trace: Trace, *, remembers: bool) -> Delays:
 
 def _segments(trace: Trace, used: Grid, places: Grid, last: int) -> tuple[Grid, Grid, Grid]:
     """For each gradient that was used: its first iteration, its version, its last iteration."""
-    left = [event for event in trace.events if event["kind"] == "left"]
+    left = [event for event in trace.events if event["kind"] == EventKind.LEFT]
     worker = np.concatenate([trace.worker, [event["worker"] for event in left]]).astype(np.int64)
     begin = np.concatenate([used, [event["version"] + 1 for event in left]]).astype(np.int64)
     place = np.concatenate([places, [2 * event["row"] for event in left]]).astype(np.int64)
@@ -101,9 +102,9 @@ def delay_grids(trace: Trace, workers: int) -> tuple[Grid, Grid]:
     last = last_version(trace)
     tau, data = np.full((last, workers), -1), np.full((last, workers), -1)
     for worker in range(workers):
-        mine = trace.worker == worker
-        part = Trace({name: trace[name][mine] for name in trace}, [e for e in trace.events if e["worker"] == worker])
-        for begin, taken, end in zip(*_segments(part, used[mine], _places(trace)[mine], last), strict=True):
+        own = trace.worker == worker
+        part = Trace({name: trace[name][own] for name in trace}, [e for e in trace.events if e["worker"] == worker])
+        for begin, taken, end in zip(*_segments(part, used[own], _places(trace)[own], last), strict=True):
             t = np.arange(begin, end + 1)
             tau[t - 1, worker], data[t - 1, worker] = t - taken, t - begin
     return tau, data

@@ -31,11 +31,11 @@ _SUMMARY = (
     *("tau_max", "tau_avg", "arrival_max", "arrival_avg", "best_metric", "best_value", "best_version", "returned_version"),
 )  # what else a run's result has beside its last evaluation
 
-_FIFTY, _LEAST = 50, 10  # evaluations by default, and how many there are at least
-_TENTH = 0.1  # the share of a run's work that they may take by default
-_QUICK = 0.05  # seconds of a whole evaluation up to which nobody minds
+_MOST, _LEAST = 50, 10  # evaluations by default
+_SHARE = 0.1  # of a run's work that they may take by default
+_QUICK = 0.05  # seconds that an evaluation may take whatever its share
 _LONGEST = 200  # characters of a metric's name
-_FEW = 32  # samples of a worker in an evaluation on some
+_FEWEST_SAMPLES = 32  # of a worker in an evaluation on some
 
 
 @dataclass(frozen=True)
@@ -51,20 +51,20 @@ class Schedule:
     limit: float | None = None  # the share of a real worker's time that evaluations may take
 
 
-def usual(problem: Problem, updates: int | None, time: float | None, jobs: float) -> Schedule:
-    """The schedule of a simulation about which nothing was said: at most fifty evaluations, and a tenth of its work.
+def default_schedule(problem: Problem, updates: int | None, time: float | None, jobs: float) -> Schedule:
+    """The default schedule of a simulation: at most fifty evaluations, in at most a tenth of its work.
 
     The work of ``jobs`` gradients and of an evaluation is told from their sizes; nothing is timed. If not even ten
     evaluations fit into a tenth, and one would be noticed, they are on a sample.
     """
-    count, samples, costs = _FIFTY, None, problem.costs()
+    count, samples, costs = _MOST, None, problem.costs()
     if costs is not None and jobs > 0:
         one, whole = costs
-        count = max(_LEAST, min(_FIFTY, int(_TENTH * jobs * one / whole)))
-        if _TENTH * jobs * one < _LEAST * whole and whole > _QUICK:
-            share = _TENTH * jobs * one / (_LEAST * whole)
+        count = max(_LEAST, min(_MOST, int(_SHARE * jobs * one / whole)))
+        if _SHARE * jobs * one < _LEAST * whole and whole > _QUICK:
+            share = _SHARE * jobs * one / (_LEAST * whole)
             sizes = [problem.samples(worker) or 1 for worker in range(problem.workers)]
-            samples = max(_FEW, int(share * sum(sizes) / len(sizes)))
+            samples = max(_FEWEST_SAMPLES, int(share * sum(sizes) / len(sizes)))
             samples = None if samples >= max(sizes) else samples
     if time:
         return Schedule(seconds=time / count, samples=samples)
@@ -104,22 +104,22 @@ def require_name(name: object) -> None:
         )
 
 
-class Evaluated(NamedTuple):
-    """What workers have found out about a model elsewhere."""
+class WorkersEvaluation(NamedTuple):
+    """What the workers have found out about a model."""
 
     time: float
     version: int
     x: Tensor
     parts: Parts
-    complete: bool  # everybody who is there has answered
-    errors: Mapping[int, str]  # why others have not
+    complete: bool  # whether all workers that are present have answered
+    errors: Mapping[int, str]  # by worker: why it could not evaluate
 
 
-class Evaluation:
+class Evaluations:
     """The evaluations of a run so far: by the problem itself and by functions of the user's own.
 
     A function that raises is refused at the first model of a simulation, where nothing is lost. Later, and on real workers,
-    it is reported, counted and not called again: nobody loses a run to a metric.
+    it is reported and not called again: no run is lost to a metric.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Evaluation:
         forgiving: bool = False,
         tolerant: bool = False,
     ) -> None:
-        """``forgiving``: functions may raise from the start; ``tolerant``: so may one worker's data be no numbers."""
+        """``forgiving``: functions may raise from the start; ``tolerant``: one worker's loss may be no number there."""
         self._problem, self._metrics = problem, dict(metrics or {})
         self._forgiving, self._tolerant = forgiving, tolerant
         require_metrics(metrics, problem)
@@ -160,14 +160,14 @@ class Evaluation:
             return None
 
     def add(self, row: Row | None) -> None:
-        """Take a row in its place: workers that crash may have kept an older one back."""
+        """Add a row in its place: a crash may have delayed an older one."""
         if row is not None:
             self.rows.append(row)
             self.rows.sort(key=lambda row: row["time"])
 
-    def combined(self, found: Evaluated) -> Row | None:
-        """A row from what workers have found elsewhere."""
-        time, version, x, parts, complete, errors = found
+    def combined(self, evaluation: WorkersEvaluation) -> Row | None:
+        """A row from what the workers have found; None if there is nothing to be had from it."""
+        time, version, x, parts, complete, errors = evaluation
         for worker, text in errors.items():
             self._fail(f"evaluation at worker {worker}", text)
         if not parts:
@@ -183,14 +183,14 @@ class Evaluation:
     def _row(
         self, time: float, version: int, x: Tensor, numbers: Mapping[str, float], parts: Parts, *, complete: bool = True
     ) -> Row:
-        everybody = {"answered": float(len(parts) or self._problem.workers), "share": 1.0}
+        answered = {"answered": float(len(parts) or self._problem.workers), "share": 1.0}
         try:
             numbers = _numbers(numbers)
         except BadInput as error:
             if self._forgiving:
                 raise TypeError(str(error)) from None
             raise
-        row = {**dict.fromkeys(self.names, math.nan), **everybody, "time": time, "version": version, **numbers}
+        row = {**dict.fromkeys(self.names, math.nan), **answered, "time": time, "version": version, **numbers}
         if not math.isfinite(row["objective"]):
             self._not_finite(version, row["objective"], parts)
         for worker, part in parts.items():
@@ -208,14 +208,14 @@ class Evaluation:
         """Name the workers whose loss makes the objective no number; at the start that is refused."""
         bad = [worker for worker, part in sorted(parts.items()) if not math.isfinite(part["loss"])]
         who = f"worker {bad[0]}" if len(bad) == 1 else f"workers {', '.join(map(str, bad[:9]))}"
-        some = 0 < len(bad) < len(parts)
-        if version == 0 and not (self._tolerant and some):
-            where = f"the data of {who}, whose loss alone is not finite" if some else "the data"
+        others_fine = 0 < len(bad) < len(parts)
+        if version == 0 and not (self._tolerant and others_fine):
+            where = f"the data of {who}, whose loss alone is not finite" if others_fine else "the data"
             raise BadInput(
                 f"the objective at the start is {objective}; expected a finite number. Look at {where}, the loss and the "
                 "initial weights."
             )
-        if some:
+        if others_fine:
             self._fail("objective", f"{objective} from version {version} on: the loss of {who} over its data is not finite")
 
     def _called(self, name: str, metric: Metric, model: Any, version: int) -> float:
@@ -240,7 +240,7 @@ class Evaluation:
             log.warning("%s: %s", what, how)
 
     def save(self) -> dict[str, Any]:
-        """Everything needed to go on later, as plain values and tensors."""
+        """Everything needed to continue later, as plain values and tensors."""
         best = None if self.best is None else {f.name: getattr(self.best, f.name) for f in fields(self.best)}
         names = list(self.rows[0]) if self.rows else list(self.names)
         rows = [[row.get(name, math.nan) for name in names] for row in self.rows]
@@ -248,7 +248,7 @@ class Evaluation:
         return {**kept, "best": best, "failures": self.failures}
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Go on from what was saved."""
+        """Continue from what was saved."""
         self.rows, self.failures = metric_rows(saved["metrics"]), saved["failures"]
         self.workers = WorkerRows.loaded(saved["workers"])
         if saved["best"] is not None:
@@ -266,16 +266,16 @@ def metric_rows(saved: Mapping[str, Any]) -> list[Row]:
     return [row | {"version": int(row["version"])} for row in rows]
 
 
-def _numbers(found: Mapping[str, Any]) -> Mapping[str, float]:
-    """What a problem has found out about a model, if it is numbers by name."""
-    if not isinstance(found, Mapping):
-        raise BadInput(f"the problem's 'evaluate' gave {shown(found)}; expected numbers by name: {{'objective': 1.0}}.")
-    if all(type(value) is float for value in found.values()) and all(type(name) is str for name in found):
-        return found
-    for name in found:
+def _numbers(metrics: Mapping[str, Any]) -> Mapping[str, float]:
+    """What a problem says about a model, if it is numbers by name."""
+    if not isinstance(metrics, Mapping):
+        raise BadInput(f"the problem's 'evaluate' gave {shown(metrics)}; expected numbers by name: {{'objective': 1.0}}.")
+    if all(type(value) is float for value in metrics.values()) and all(type(name) is str for name in metrics):
+        return metrics
+    for name in metrics:
         if not isinstance(name, str):
             raise BadInput(f"the problem's 'evaluate' has {shown(name)} for a name; expected a text.")
-    return {name: value if isinstance(value, int) else _number(name, value) for name, value in found.items()}
+    return {name: value if isinstance(value, int) else _number(name, value) for name, value in metrics.items()}
 
 
 def _number(name: str, value: Any) -> float:
@@ -297,16 +297,16 @@ class WorkerRows:
     @classmethod
     def loaded(cls, saved: Mapping[str, Any]) -> WorkerRows:
         """The rows that were saved."""
-        made = cls(saved["names"][len(WORKER_NAMES) :])
-        made.rows = [tuple(row) for row in saved["rows"].tolist()]
-        return made
+        rows = cls(saved["names"][len(WORKER_NAMES) :])
+        rows.rows = [tuple(row) for row in saved["rows"].tolist()]
+        return rows
 
     def add(self, time: float, version: int, parts: Parts) -> None:
         """Write down an evaluation."""
         for worker, part in sorted(parts.items()):
-            own = part.get("metrics", {})
-            more = (own.get(name, math.nan) for name in self.names[len(WORKER_NAMES) :])
-            self.rows.append((time, version, worker, part["loss"], part["samples"], *more))
+            values = part.get("metrics", {})
+            metrics = (values.get(name, math.nan) for name in self.names[len(WORKER_NAMES) :])
+            self.rows.append((time, version, worker, part["loss"], part["samples"], *metrics))
 
     def table(self) -> Table:
         """All of it, in order of time."""
@@ -331,18 +331,19 @@ class Best:
     def by(cls, text: str, names: Sequence[str]) -> Best:
         """Keep the best by the metric of that name, in front of which "max" or "min" may say which way is good."""
         word, _, rest = text.partition(" ")
-        metric, said = (rest, word) if word in ("max", "min") else (text, "")
+        metric, way = (rest, word) if word in ("max", "min") else (text, "")
         if metric not in names:
             raise BadInput(f"there is no metric {metric!r} to keep the best or to stop by; there are {', '.join(names)}.")
-        known = "max" if metric == "accuracy" else "min" if metric in NAMES or metric.endswith("loss") else ""
-        if not (said or known):
+        usual = "max" if metric == "accuracy" else "min" if metric in NAMES or metric.endswith("loss") else ""
+        if not (way or usual):
             raise BadInput(f"best_by is {text!r}; say which way is good: 'max {metric}' or 'min {metric}'.")
-        return cls(metric, (said or known) == "max")
+        return cls(metric, (way or usual) == "max")
 
     def consider(self, row: Row, x: Tensor, *, complete: bool = True) -> None:
-        """Take a model if it is better. ``complete``: everybody who is there has answered, otherwise it is passed over.
+        """Take a model if it is better; one that not all present workers have evaluated (not ``complete``) is passed over.
 
-        Where others answer than before, F is another and begins anew; what was found on other samples is not compared.
+        Where other workers answer than before, F is another one and the best of it is sought anew; evaluations on different
+        samples are not compared.
         """
         value = row[self.metric]
         if math.isnan(value) or not complete:

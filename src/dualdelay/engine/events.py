@@ -1,18 +1,48 @@
-"""What happens next in a run: an arrival, a wake, or a change among the workers."""
+"""What happens in a run: arrivals, wakes, changes among the workers, and what befalls real ones."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import NamedTuple
 
 
-class Due(NamedTuple):
-    """What happens next; ``kind`` is arrival, wake, left or joined, or what else a real run has put into its trace."""
+class EventKind(StrEnum):
+    """What an event is; traces hold these words."""
+
+    ARRIVAL = "arrival"  # a gradient has reached the server
+    REJECTED = "rejected"  # what has reached the server is no gradient
+    FAILED = "failed"  # a gradient raised at its worker
+    WAKE = "wake"
+    LEFT = "left"
+    JOINED = "joined"
+    CRASHED = "crashed"  # a worker's process was lost
+    LOST = "lost"  # with it what the worker kept
+    RESTORED = "restored"  # and that was put together again
+    FROZEN = "frozen"  # a worker is gone, and its last gradient goes on counting
+    THAWED = "thawed"
+    LATE = "late"
+    MACHINE = "machine"  # a worker or the server computes on another kind of machine from now on
+    WEIGHED = "weighed"  # the mean number of the workers' samples is known
+    EVALUATED = "evaluated"  # the workers have evaluated a model
+    IDLE = "idle"  # nothing has happened for a moment
+
+    @property
+    def ends_job(self) -> bool:
+        """Whether a worker's job has ended, one way or another."""
+        return self in _ENDS_OF_JOBS
+
+
+_ENDS_OF_JOBS = frozenset((EventKind.ARRIVAL, EventKind.REJECTED, EventKind.FAILED))
+
+
+class Event(NamedTuple):
+    """What happens next in a run."""
 
     time: float
-    kind: str
+    kind: EventKind
     worker: int = -1
     draw: int = -1
-    seconds: float = 0.0
+    seconds: float = 0.0  # of computing
     start: float = 0.0  # when the worker begins to compute
-    batches: int = 1
+    batches: int = 1  # that the job is worth
     text: str = ""  # what a person should know about it

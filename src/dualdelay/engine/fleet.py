@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core import Arrival, Job, Order, Problem
+from ..core import Again, Arrival, Cancel, Job, Order, Problem, Send, Wake
 from ..core.compression import Packed
 from ..core.errors import BadInput
 from ..core.state import is_finite
-from .evaluation import Evaluated
-from .events import Due
+from .evaluation import WorkersEvaluation
+from .events import Event
 
 Message = Callable[[Tensor, Tensor | None], tuple[Tensor | Packed, Tensor | None]]
 
@@ -49,11 +49,11 @@ def answer(gradient: Tensor, loss: float, x: Tensor, message: Message, held: Ten
 class Fleet(ABC):
     """Workers with their jobs: who was given what, at which model, and who comes next."""
 
-    copies = False  # whether a model is copied on its way out, so that the server may go on in place
     real = False  # whether the workers are processes of their own, on whose data and code a run must not depend
-    measures = False  # whether the workers evaluate F
-    evaluated: float | None = None  # how much of the last evaluation, on all data, is done; None: it has not begun
-    silent: Sequence[int] = ()  # workers that keep something and did not say what, when they were asked last
+    copies_models = False  # whether a model is copied on its way out, so that the server may change its weights in place
+    evaluates = False  # whether the workers evaluate F
+    last_evaluation: float | None = None  # how much of the last evaluation, on all data, is done; None: it has not begun
+    unheard: Sequence[int] = ()  # workers that keep something and did not say what, when they were asked last
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -65,34 +65,35 @@ class Fleet(ABC):
         """Refuse orders that cannot be carried out."""
         sent = set()
         for order in orders:
-            if not isinstance(order, Order) or order.kind not in ("send", "again", "cancel", "wake"):
+            if isinstance(order, Wake):
+                if not isinstance(order.time, (int, float)) or not order.time < math.inf:
+                    raise BadInput(f"wake({order.time!r}) was ordered; expected a time, a finite number.")
+                continue
+            if not isinstance(order, (Send, Again, Cancel)):
                 raise BadInput(f"{order!r} is no order; expected dd.send, dd.again, dd.cancel or dd.wake.")
-            kind, worker, time = order
-            if kind == "wake":
-                if not isinstance(time, (int, float)) or not time < math.inf:
-                    raise BadInput(f"wake({time!r}) was ordered; expected a time, a finite number.")
-            elif not isinstance(worker, int) or not 0 <= worker < len(self._draws):
-                raise BadInput(f"{kind}({worker!r}) was ordered; expected a worker, one of 0..{len(self._draws) - 1}.")
-            elif kind == "send":
+            worker, verb = order.worker, type(order).__name__.lower()
+            if not isinstance(worker, int) or not 0 <= worker < len(self._draws):
+                raise BadInput(f"{verb}({worker!r}) was ordered; expected a worker, one of 0..{len(self._draws) - 1}.")
+            if isinstance(order, Send):
                 sent.add(worker)
-            elif kind == "again" and worker not in self._models and worker not in sent:
+            elif isinstance(order, Again) and worker not in self._models and worker not in sent:
                 raise BadInput(f"again({worker}) was ordered, but worker {worker} was never sent a model; send first.")
 
     def carry_out(self, orders: Iterable[Order], version: int, x: Tensor) -> None:
         """Do what the server wants, in its order; ``x`` is the current model."""
         current: Model | None = None
-        for kind, worker, time in orders:
-            if kind == "send":
+        for order in orders:
+            if isinstance(order, Send):
                 current = current or self._lend(version, x)
-                self._models[worker] = current
-                self._begin(worker, self._next_draw(worker, current), current, sent=True)
-            elif kind == "again":
-                model = self._models[worker]
-                self._begin(worker, self._next_draw(worker, model), model, sent=False)
-            elif kind == "cancel":
-                self.cancel(worker)
+                self._models[order.worker] = current
+                self._begin(order.worker, self._next_draw(order.worker, current), current, sent=True)
+            elif isinstance(order, Again):
+                model = self._models[order.worker]
+                self._begin(order.worker, self._next_draw(order.worker, model), model, sent=False)
+            elif isinstance(order, Cancel):
+                self.cancel(order.worker)
             else:
-                self._wake(time)
+                self._wake(order.time)
 
     def _next_draw(self, worker: int, model: Model) -> int:
         """Name a worker's next job, at this model."""
@@ -101,30 +102,29 @@ class Fleet(ABC):
         self._jobs.setdefault(worker, {})[draw] = model
         return draw
 
-    def retry(self, a: Arrival) -> None:
-        """The server did not take the arrival: its sender does the job again, with another draw, at the same model."""
-        assert a.job is not None
-        model = self._jobs[a.worker].pop(a.job.draw)
-        self._begin_first(a.worker, self._next_draw(a.worker, model), model)
+    def retry(self, job: Job) -> None:
+        """The server did not take what a job came to: its worker does it again, with another draw, at the same model."""
+        model = self._jobs[job.worker].pop(job.draw)
+        self._begin_first(job.worker, self._next_draw(job.worker, model), model)
 
     def cancel(self, worker: int) -> None:
         """Drop a worker's jobs."""
         self._jobs.pop(worker, None)
         self._cancelled(worker)
 
-    def depart(self, worker: int) -> Tensor | None:
+    def remove(self, worker: int) -> Tensor | None:
         """Forget a worker that left; returns what it kept."""
         self.cancel(worker)
         self._models.pop(worker, None)
         return self.forget(worker)
 
     @property
-    def hope(self) -> bool:
+    def expects_more(self) -> bool:
         """Whether something other than a wake may still happen."""
         return True
 
     @property
-    def never(self) -> list[int]:
+    def never_ending(self) -> list[int]:
         """The workers whose jobs are known never to end."""
         return []
 
@@ -134,7 +134,7 @@ class Fleet(ABC):
         return [Job(worker, draw, model.version) for worker, jobs in self._jobs.items() for draw, model in jobs.items()]
 
     def save(self) -> dict[str, Any]:
-        """Everything needed to go on later, as plain values and tensors."""
+        """Everything needed to continue later, as plain values and tensors."""
         in_flight = (model for jobs in self._jobs.values() for model in jobs.values())
         models = {model.version: model for model in (*self._models.values(), *in_flight)}
         return {
@@ -146,7 +146,7 @@ class Fleet(ABC):
         }
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Go on from what was saved."""
+        """Continue from what was saved."""
         models = {version: self._lend(version, x) for version, x in saved["weights"]}
         self._draws = saved["draws"]
         self._models = {worker: models[version] for worker, version in saved["models"]}
@@ -160,49 +160,49 @@ class Fleet(ABC):
     def begin(self) -> None:
         """The run begins."""
 
-    def measure(self, time: float, version: int, x: Tensor, samples: int | None, limit: float | None) -> bool:
-        """Have the workers evaluate a model, on all their data or on some; later something ``evaluated`` is due.
+    def evaluate(self, time: float, version: int, x: Tensor, samples: int | None, limit: float | None) -> bool:
+        """Have the workers evaluate a model, on all their data or on some; later an ``EVALUATED`` event is due.
 
-        If one is still under way, or it would take more than the share ``limit`` of a worker's time, it is left out: False.
+        If one is still under way, or it would take more than the share ``limit`` of a worker's time, it is skipped: False.
         """
         raise AssertionError("these workers do not evaluate")
 
-    def measured(self) -> Evaluated:
-        """The evaluation that was due."""
-        raise AssertionError("these workers do not evaluate")
-
-    def measure_whole(self, time: float, version: int, x: Tensor) -> None:
+    def evaluate_all(self, time: float, version: int, x: Tensor) -> None:
         """Have the workers evaluate the last model on all their data."""
         raise AssertionError("these workers do not evaluate")
 
+    def take_evaluation(self) -> WorkersEvaluation:
+        """The evaluation that was due."""
+        raise AssertionError("these workers do not evaluate")
+
     @property
-    def has_measured(self) -> bool:
+    def has_evaluation(self) -> bool:
         """Whether an evaluation is there to be taken."""
         return False
 
-    def settle(self) -> bool:
+    def wait_for_evaluations(self) -> bool:
         """Wait a moment for evaluations under way; False if there is none left to wait for."""
         return False
 
     @abstractmethod
-    def dismiss(self, worker: int, text: str) -> None:
-        """A worker has to leave; it is about to be due as ``left``."""
+    def expel(self, worker: int, text: str) -> None:
+        """A worker has to leave; a ``LEFT`` event is due soon."""
 
     @abstractmethod
     def close(self) -> None:
         """The run has ended."""
 
     @abstractmethod
-    def peek(self) -> Due | None:
+    def peek(self) -> Event | None:
         """What happens next, or None if nothing ever will."""
 
     @abstractmethod
     def pop(self) -> None:
-        """Go there."""
+        """Let that happen."""
 
     @abstractmethod
-    def arrival(self, due: Due) -> Arrival:
-        """What is due, with its value; what was rejected or failed comes without. Nothing is changed yet."""
+    def arrival(self, event: Event) -> Arrival:
+        """What a job that has ended came to; if it was rejected or failed, without a value. Nothing is changed yet."""
 
     def finite(self, a: Arrival) -> bool:
         """Whether the arrival that is due has a finite value."""

@@ -1,4 +1,4 @@
-"""A run's vital signs, for whoever wants to see them: a live view, TensorBoard, or a function of the user's own."""
+"""A run's vital signs for its loggers: a live view, TensorBoard, functions of the user's own."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ Logger = Callable[[int, Mapping[str, float]], None]
 """Called with a version and named numbers: the run's vital signs, about once a second and at the end, with the server's
 version; and each evaluation, once, with the version that was evaluated."""
 
+_LOGGED_EVENTS = ("crashed", "failed", "rejected", "left", "frozen", "joined", "late")
+
 
 class Monitor:
-    """Counts what arrives and tells the loggers; one that raises is reported and told nothing more."""
+    """Counts what arrives and calls the loggers; one that raises is reported and not called again."""
 
     def __init__(self, loggers: Sequence[Logger], loop: Loop, every: float = 1.0) -> None:
         version = loop.state.version
         self._loggers, self._every = list(loggers), every
         self.failures: dict[str, str] = {}  # by the name of a logger: how it failed
-        self._evaluated = {row["time"] for row in loop.rows} if version else set()  # what was told before
-        self._told = time.perf_counter()
-        self._version = version  # when they were told last
+        self._evaluated = {row["time"] for row in loop.rows} if version else set()  # by time: what was logged before
+        self._logged = time.perf_counter()
+        self._version = version  # when the loggers were called last
         self._arrived: Counter[int] = Counter()  # by worker, since then
         self._loss: dict[int, float] = {}  # of each worker's last minibatch
         self._delay: dict[int, int] = {}  # of each worker's last arrival
@@ -44,7 +46,7 @@ class Monitor:
         if isinstance(loop.state, AggregateState):
             for worker in loop.state.uncounted:
                 self._taken.pop(worker, None)  # its gradient is in use no more
-        if arrival is not None and arrival.job is not None:
+        if arrival is not None:
             worker, _, taken = arrival.job
             if worker in self._taken and isinstance(loop.state, AggregateState):
                 self._tau_max = max(self._tau_max, self._before - self._taken[worker])  # in use until now
@@ -57,18 +59,18 @@ class Monitor:
             self._tau_max = max([self._tau_max, *(version - taken for _, taken in self._new)])
             self._new, self._before = [], version
         if len(loop.rows) != len(self._evaluated):
-            self.tell_evaluations(loop.rows)
-        if time.perf_counter() - self._told >= self._every:
-            self.tell(loop)
+            self.log_evaluations(loop.rows)
+        if time.perf_counter() - self._logged >= self._every:
+            self.log_signs(loop)
 
-    def tell_evaluations(self, rows: Iterable[Mapping[str, float]]) -> None:
-        """Tell of evaluations that are new, each with the version that was evaluated."""
+    def log_evaluations(self, rows: Iterable[Mapping[str, float]]) -> None:
+        """Log the evaluations that are new, each with the version that was evaluated."""
         for row in rows:
             if row["time"] not in self._evaluated:
                 self._evaluated.add(row["time"])
-                self._to_all(int(row["version"]), {name: v for name, v in row.items() if name not in ("time", "version")})
+                self._call(int(row["version"]), {name: v for name, v in row.items() if name not in ("time", "version")})
 
-    def _to_all(self, version: int, values: Mapping[str, float]) -> None:
+    def _call(self, version: int, values: Mapping[str, float]) -> None:
         for logger in list(self._loggers):
             try:
                 logger(version, values)
@@ -78,10 +80,10 @@ class Monitor:
                 self._loggers.remove(logger)
                 log.warning("logger %s raised and was switched off: %s", name, error, exc_info=error)
 
-    def tell(self, loop: Loop) -> None:
-        """Tell the loggers how the run stands."""
+    def log_signs(self, loop: Loop) -> None:
+        """Log how the run stands."""
         now, version = time.perf_counter(), loop.state.version
-        seconds, updates, arrived = now - self._told, version - self._version, self._arrived.copy()
+        seconds, updates, arrived = now - self._logged, version - self._version, self._arrived.copy()
         if self._last is not None and seconds < self._every / 2:  # the end comes soon after: too short for a rate
             seconds, updates, arrived = seconds + self._last[0], updates + self._last[1], arrived + self._last[2]
         self._last = (seconds, updates, arrived)
@@ -95,16 +97,16 @@ class Monitor:
             "loss": sum(self._loss.values()) / len(self._loss) if self._loss else math.nan,
             "tau_max": float(self._tau_max),
         }
-        faults = Counter((event["kind"], event["worker"]) for event in loop.recorder.events)
-        for kind in ("crashed", "failed", "rejected", "left", "frozen", "joined", "late"):
-            values[f"faults/{kind}"] = float(sum(count for (name, _), count in faults.items() if name == kind))
+        events = Counter((event["kind"], event["worker"]) for event in loop.recorder.events)
+        for kind in _LOGGED_EVENTS:
+            values[f"faults/{kind}"] = float(sum(count for (name, _), count in events.items() if name == kind))
         for worker in range(loop.problem.workers):
             values[f"worker/{worker}/rate"] = arrived[worker] / seconds
             values[f"worker/{worker}/delay"] = float(self._delay.get(worker, 0))
-            values[f"worker/{worker}/crashes"] = float(faults["crashed", worker])
-        if loop.fleet.evaluated is not None:
-            values["last_evaluation"] = loop.fleet.evaluated
-        self._told, self._version = now, version
+            values[f"worker/{worker}/crashes"] = float(events["crashed", worker])
+        if loop.fleet.last_evaluation is not None:
+            values["last_evaluation"] = loop.fleet.last_evaluation
+        self._logged, self._version = now, version
         self._arrived.clear()
-        self.tell_evaluations(loop.rows)
-        self._to_all(version, values)
+        self.log_evaluations(loop.rows)
+        self._call(version, values)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..core import Arrival
+from .events import EventKind
 
 Column = npt.NDArray[Any]
 
@@ -60,7 +61,7 @@ class Table:
 ARRIVAL_COLUMNS = ("time", "seconds", "worker", "draw", "version", "after", "loss", "fingerprint", "bytes")
 _ROW = Struct("=ddqqqqdqq")
 _KINDS = np.dtype(list(zip(ARRIVAL_COLUMNS, ("f8", "f8", "i8", "i8", "i8", "i8", "f8", "i8", "i8"), strict=True)))
-_EVENTS = ("kind", "row", "time", "worker", "draw", "version", "after", "text")
+_EVENT_FIELDS = ("kind", "row", "time", "worker", "draw", "version", "after", "text")
 
 
 class Trace(Table):
@@ -80,7 +81,7 @@ def is_trace(columns: Mapping[str, Column], events: object) -> bool:
     """Whether columns and events have the kinds of values that a trace has."""
     if any(columns[name].dtype != _KINDS[name] for name in ARRIVAL_COLUMNS) or not isinstance(events, list):
         return False
-    return all(isinstance(event, dict) and event.keys() == set(_EVENTS) for event in events)
+    return all(isinstance(event, dict) and event.keys() == set(_EVENT_FIELDS) for event in events)
 
 
 class Course:
@@ -122,18 +123,18 @@ class Recorder:
         return len(self._rows) // _ROW.size
 
     def arrival(self, a: Arrival, after: int, fingerprint: int | Tensor) -> None:
-        """Write down an absorbed arrival; what is on a GPU is fetched when the rows are asked for."""
-        assert a.job is not None
+        """Record an absorbed arrival; what is on a GPU is fetched when the rows are asked for."""
         if isinstance(fingerprint, Tensor):
             self._later.append((len(self), fingerprint))
             fingerprint = 0
         self._rows += _ROW.pack(a.time, a.seconds, *a.job, after, a.loss, fingerprint, a.bytes)
 
     def event(
-        self, kind: str, time: float, after: int, worker: int = -1, draw: int = -1, version: int = -1, text: str = ""
+        self, kind: EventKind, time: float, after: int, worker: int = -1, draw: int = -1, version: int = -1, text: str = ""
     ) -> None:
-        """Write down something that is no arrival."""
-        self.events.append(dict(zip(_EVENTS, (kind, len(self), time, worker, draw, version, after, text), strict=True)))
+        """Record something that is no arrival."""
+        values = (kind.value, len(self), time, worker, draw, version, after, text)
+        self.events.append(dict(zip(_EVENT_FIELDS, values, strict=True)))
 
     def _fetch(self) -> None:
         """Bring the fingerprints that are on a GPU."""

@@ -12,12 +12,12 @@ from ..core.devices import using_precision
 from ..engine.fleet import Fleet
 from ..engine.loop import Loop
 from ..simulation.clocks import RecordedClock, VirtualClock
-from ..simulation.cores import Cores, cores_worth
-from ..simulation.gradients import Batch, Gradients, Round
+from ..simulation.cores import GradientsOnCores, cores_worth
+from ..simulation.gradients import Batcher, Gradients, GradientsInBatches
 from ..simulation.local_fleet import LocalFleet
 from ..simulation.speeds import SpeedModel
-from ..workers.crew import Crew
-from ..workers.ray_fleet import RayFleet
+from ..workers.coordinator import Coordinator
+from ..workers.settings import WorkerFleet
 from .settings import Compute, SimulatedFleet
 from .spec import RecordedFleet, RunSpec
 
@@ -28,8 +28,9 @@ def open_fleet(spec: RunSpec, output: Path | None = None) -> Iterator[Fleet]:
     problem, message = spec.problem, spec.algorithm.message
     fleet: Fleet
     with using_precision(spec.compute.device or "cpu", spec.compute.precision):
-        if isinstance(spec.fleet, RayFleet):
-            fleet = Crew(spec.fleet, problem, message, output)
+        if isinstance(spec.fleet, WorkerFleet):
+            spec.fleet.require_fit(problem.workers)
+            fleet = Coordinator(spec.fleet, problem, spec.fleet.connect(problem, message, output))
         elif isinstance(spec.fleet, RecordedFleet):
             gradients = _gradients(spec.compute, problem, 1) if spec.compute.batch else None
             fleet = LocalFleet(problem, RecordedClock(spec.fleet.trace), message, spec.fleet.threads, gradients)
@@ -50,9 +51,9 @@ def virtual_clock(fleet: SimulatedFleet) -> VirtualClock:
 def _gradients(compute: Compute, problem: Problem, threads: int) -> Gradients:
     """How the gradients of a simulated fleet are computed: many at once, on several cores, or one at a time."""
     if compute.batch:
-        return Batch(Round(problem.batched([problem])), [0])
+        return GradientsInBatches(Batcher(problem.batched([problem])), [0])
     count = cores_worth(problem, compute.cores)
-    return Gradients(problem) if count == 1 else Cores(problem, count, threads)
+    return Gradients(problem) if count == 1 else GradientsOnCores(problem, count, threads)
 
 
 def make_loop(spec: RunSpec, fleet: Fleet) -> Loop:
@@ -65,8 +66,8 @@ def make_loop(spec: RunSpec, fleet: Fleet) -> Loop:
         seed=spec.seed,
         schedule=spec.schedule,
         metrics=spec.evaluation.metrics,
-        on_nonfinite="as recorded" if isinstance(spec.fleet, RecordedFleet) else spec.server.on_nonfinite,
+        on_nonfinite=None if isinstance(spec.fleet, RecordedFleet) else spec.server.on_nonfinite,
         optimizer=spec.optimizer,
-        table=spec.compute.gradient_table,
+        table_format=spec.compute.gradient_table,
         keep_best=spec.evaluation.keeps,
     )

@@ -45,7 +45,7 @@ def load(folder: str | Path) -> Run:
     if loaded is None:
         x = place.start()
         empty = Table.of([], ("time", "version", "objective"))
-        state, nothing = State(weights=x, n=0), Recorder().trace()
+        state, nothing = State(x, 0), Recorder().trace()
         notes = (*wrong, f"it could not go on: {place.failure()}") if place.failure() else tuple(wrong)
         ended = "failed" if place.failure() else "interrupted"
         return Run(method, None, state, nothing, empty, 0.0, ended, None, place.path, notes, names=names)
@@ -95,7 +95,7 @@ def _finished(
     metrics, like = place.table("metrics"), place.start() if state is None else state.weights
     weights = names.flat(place.weights("model"), like)
     if state is None:
-        state = State(weights=weights, n=0, version=int(result["updates"]))
+        state = State(weights, 0, version=int(result["updates"]))
     best = best_of(place, config, result, metrics, like)
     time, notes = float(result["time"]), (*result["notes"], *problems)
     return Run(
@@ -120,5 +120,8 @@ def best_of(
 def _state(saved: Mapping[str, Any]) -> State:
     """What the server knew, as far as every method's state has it."""
     kind = AggregateState if "total" in saved and "table" in saved else State
-    known = {field.name for field in fields(kind)} - {"optimizer"}
-    return kind(**{name: value for name, value in saved.items() if name in known})
+    state = kind(saved["weights"], saved["workers"])
+    for field in fields(kind):
+        if field.name in saved:
+            setattr(state, field.name, saved[field.name])
+    return state

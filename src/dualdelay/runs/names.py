@@ -16,7 +16,7 @@ from typing import Any
 from ..algorithms import ALGORITHMS
 from ..core.errors import BadInput, DualDelayError, nearest, shortened, shown
 from ..problems import PROBLEMS
-from ..simulation.availability import SPEEDS
+from ..simulation import SPEEDS
 from ..simulation.link import Link
 from ..workers.ray_fleet import RayFleet
 
@@ -36,8 +36,33 @@ REGISTRIES: dict[str, dict[str, Any]] = {
 
 
 def parameters(kind: Any) -> dict[str, inspect.Parameter]:
-    """What a class takes, by name."""
-    return {name: p for name, p in inspect.signature(kind).parameters.items() if p.kind is not p.VAR_KEYWORD}
+    """What a class takes, by name; the settings of a small value among them, such as ``FaultPolicy``, one by one."""
+    known: dict[str, inspect.Parameter] = {}
+    for name, parameter in inspect.signature(kind).parameters.items():
+        if _is_group(parameter.default):
+            known |= parameters(type(parameter.default))
+        elif parameter.kind is not parameter.VAR_KEYWORD:
+            known[name] = parameter
+    return known
+
+
+def _is_group(value: Any) -> bool:
+    """Whether a setting is a small value of several, which texts and folders hold one by one."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type) and not _is_registered(value)
+
+
+def _is_registered(value: Any) -> bool:
+    return any(type(value) is known for registry in REGISTRIES.values() for known in registry.values())
+
+
+def _grouped(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings given one by one as a class takes them."""
+    grouped = dict(values)
+    for name, parameter in inspect.signature(kind).parameters.items():
+        if _is_group(parameter.default):
+            own = {key: grouped.pop(key) for key in parameters(type(parameter.default)) if key in grouped}
+            grouped[name] = dataclasses.replace(parameter.default, **own)
+    return grouped
 
 
 def build(kind: str, name: str, values: Mapping[str, Any]) -> Any:
@@ -53,7 +78,7 @@ def build(kind: str, name: str, values: Mapping[str, Any]) -> Any:
     if lacking:
         raise BadInput(f"{name} needs {', '.join(lacking)}: write {name}[{','.join(f'{key}=...' for key in lacking)}].")
     try:
-        return registry[name](**values)
+        return registry[name](**_grouped(registry[name], values))
     except DualDelayError:
         raise
     except Exception as error:  # whatever becomes of a value that nobody thought of
@@ -148,9 +173,13 @@ def _value(text: str) -> Any:
 
 def settings(thing: Any) -> dict[str, Any]:
     """What builds a thing again, by parameter; {} if it cannot say."""
-    if dataclasses.is_dataclass(thing):
-        return {f.name: getattr(thing, f.name) for f in dataclasses.fields(thing) if f.init and f.repr}
-    return dict(getattr(thing, "settings", {}))
+    if not dataclasses.is_dataclass(thing):
+        return dict(getattr(thing, "settings", {}))
+    values = {f.name: getattr(thing, f.name) for f in dataclasses.fields(thing) if f.init and f.repr}
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= settings(value) if _is_group(value) else {name: value}
+    return flat
 
 
 def describe(thing: Any) -> dict[str, Any]:
@@ -181,7 +210,7 @@ def _said(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    if any(type(value) is known for registry in REGISTRIES.values() for known in registry.values()):
+    if _is_registered(value):
         description = describe(value)
         if "name" not in description:
             raise TypeError(f"a {type(value).__name__} has no name")
@@ -226,8 +255,8 @@ def label(thing: Any) -> str:
     description = describe(thing)
     name = str(description.get("name", description.get("class")))
     known = parameters(type(thing))
-    told = {key: value for key, value in settings(thing).items() if key in known and _differs(value, known[key].default)}
-    inside = ",".join(f"{key}={_text(value)}" for key, value in told.items())
+    changed = {key: v for key, v in settings(thing).items() if key in known and _differs(v, known[key].default)}
+    inside = ",".join(f"{key}={_text(value)}" for key, value in changed.items())
     return f"{name}[{inside}]" if inside else name
 
 
@@ -242,8 +271,7 @@ def _text(value: Any) -> str:
     try:
         return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
     except (TypeError, ValueError):
-        named = any(type(value) is known for registry in REGISTRIES.values() for known in registry.values())
-        return label(value) if named or dataclasses.is_dataclass(value) else _said(value)
+        return label(value) if _is_registered(value) or dataclasses.is_dataclass(value) else _said(value)
 
 
 def slug(text: str) -> str:

@@ -11,12 +11,13 @@ from ..core.devices import require_device
 from ..core.errors import BadInput, DualDelayError, plain_number, require_positive, require_threads, require_whole, shown
 from ..core.version import __version__
 from ..engine.evaluation import Metric, Schedule
+from ..engine.events import EventKind
 from ..engine.result import EarlyStop
 from ..problems import exact
-from ..simulation.clocks import Change
+from ..simulation.availability import Change
 from ..simulation.speeds import SpeedModel
 from ..storage.folder import Folder, digest_of
-from ..workers.ray_fleet import RayFleet
+from ..workers.settings import WorkerFleet
 from .names import describe, rebuild
 from .optimizer import Maker, optimizer_of
 from .seeds import seeded_problem, seeded_speeds
@@ -74,7 +75,8 @@ def to_json(spec: RunSpec) -> Config:
             "link": describe(spec.fleet.link),
             "changes": [list(change) for change in spec.fleet.changes],
         }
-    return config | {"fleet": describe(spec.fleet)}
+    assert isinstance(spec.fleet, WorkerFleet)
+    return config | {"fleet": describe(spec.fleet), "room": spec.fleet.room}
 
 
 def identified(spec: RunSpec, fingerprint: str = "") -> Config:
@@ -104,7 +106,7 @@ def read_config(folder: Folder) -> Config:
             require_whole(name, config[name], least)
     if config["evaluate_seconds"] is not None:
         require_positive("evaluate_seconds", config["evaluate_seconds"])
-    require_whole("room", config.get("fleet", {}).get("room", 0), 0)
+    require_whole("room", config.get("room", 0), 0)
     return config
 
 
@@ -112,7 +114,7 @@ def from_json(
     config: Config,
     folder: Folder,
     again: GivenAgain,
-    fleet: RayFleet | RecordedFleet | None,
+    fleet: WorkerFleet | RecordedFleet | None,
     verb: str,
     failure: type[DualDelayError] = BadInput,
 ) -> RunSpec:
@@ -172,7 +174,7 @@ def _simulated(config: Config, given: SpeedModel | SimulatedFleet | None) -> Sim
     return SimulatedFleet(
         rebuild("speeds", config["speeds"], speeds),
         rebuild("link", config["link"], link),
-        [Change(*change) for change in config["changes"]],
+        [Change(EventKind(kind), worker, time) for kind, worker, time in config["changes"]],
     )
 
 
@@ -183,7 +185,7 @@ def _problem(
     problem = rebuild("problem", config["problem"], verb=verb) if given is None else given
     problem = seeded_problem(problem, config["seed"])
     problem = exact(problem) if algorithm.exact else problem
-    problem = with_room(problem, config.get("fleet", {}).get("room", 0))
+    problem = with_room(problem, config.get("room", 0))
     if "device" in config:
         require_device(config["device"], config["precision"])
         problem = problem.on(config["device"], config["precision"])

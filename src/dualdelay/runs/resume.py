@@ -14,11 +14,12 @@ from ..core.devices import using_threads
 from ..core.environment import changes, environment
 from ..core.errors import BadInput, plain_number, require_threads
 from ..engine.evaluation import Metric
+from ..engine.events import EventKind
 from ..engine.result import Run
 from ..simulation.speeds import SpeedModel
 from ..storage.files import json_digest
 from ..storage.folder import Folder
-from ..workers.ray_fleet import RayFleet
+from ..workers.settings import WorkerFleet
 from .fleets import make_loop, open_fleet
 from .load import best_of, result_of
 from .names import rebuild
@@ -40,7 +41,7 @@ def resume(
     *,
     algorithm: Algorithm[Any] | None = None,
     speeds: SpeedModel | SimulatedFleet | None = None,
-    fleet: RayFleet | None = None,
+    fleet: WorkerFleet | None = None,
     metrics: Mapping[str, Metric] | None = None,
     optimizer: Maker = None,
     schedule: Maker = None,
@@ -131,7 +132,7 @@ def go_on(place: Folder, spec: RunSpec, config: Config, reporting: Reporting) ->
         moved = changes(_last_environment(config, content["events"]), now)
         if moved and not ended:
             place.keep_aside(content["arrivals"])
-            loop.recorder.event("machine", loop.now, loop.state.version, text=moved)
+            loop.recorder.event(EventKind.MACHINE, loop.now, loop.state.version, text=moved)
             notes.append(
                 f"from arrival {content['arrivals']} on it was computed on another kind of machine ({moved}): the bits "
                 "are not those of a run that stays where it is"
@@ -142,7 +143,7 @@ def go_on(place: Folder, spec: RunSpec, config: Config, reporting: Reporting) ->
 _TRUST = {"address": None, "host": "127.0.0.1", "insecure": False}  # what no folder decides, and what is usual
 
 
-def recorded_fleet(folder: str | Path, **trust: Any) -> RayFleet | None:
+def recorded_fleet(folder: str | Path, **trust: Any) -> WorkerFleet | None:
     """The real workers of a run that is to go on; whom it trusts (address, host, insecure) is said here alone."""
     recorded = Folder(Path(folder)).config().get("fleet")
     if recorded is None:
@@ -161,11 +162,11 @@ def recorded_fleet(folder: str | Path, **trust: Any) -> RayFleet | None:
             "To go on with workers on this machine alone: fleet=dd.RayFleet(), or --address local."
         )
     given = {**_TRUST, **trust, "address": None if trust.get("address") == "local" else trust.get("address")}
-    fleet: RayFleet = rebuild("fleet", {**recorded, **given})
+    fleet: WorkerFleet = rebuild("fleet", {**recorded, **given})
     return fleet
 
 
-def _real_workers(place: Folder, config: Config, fleet: RayFleet | None) -> RayFleet | None:
+def _real_workers(place: Folder, config: Config, fleet: WorkerFleet | None) -> WorkerFleet | None:
     """The workers that a run goes on with, given again or as they were; None if they are simulated."""
     if fleet is None:
         return recorded_fleet(place.path)

@@ -19,7 +19,7 @@ from ..engine.loop import Loop, passed
 from ..engine.monitor import Monitor
 from ..engine.result import Run, plain, troubles
 from ..engine.trace import Table
-from ..simulation.gradients import Round
+from ..simulation.gradients import Batcher
 from ..simulation.local_fleet import LocalFleet
 from ..storage.files import pack
 from ..storage.folder import Folder
@@ -122,7 +122,7 @@ class Runner:
         loop = self.loop
         if self.members[0].folder is None or loop.moment == self._saved[1]:
             return
-        loop.check()
+        loop.drop_diverged()
         for k in sorted(loop.going):
             self._save(k)
         self._saved = len(loop.recorder), loop.moment
@@ -143,7 +143,7 @@ class Runner:
 
     def _end(self, why: str) -> None:
         self.save()
-        self.loop.check()
+        self.loop.drop_diverged()
         for k in sorted(self.loop.going):
             self._finish(k, why)
 
@@ -166,19 +166,19 @@ class Runner:
             member.folder.finish(member.run, {**summary, "config": member.folder.digest})
             member.folder.close()
         if self._monitor is not None:
-            self._monitor.tell_evaluations(metrics.rows())
-            self._monitor.tell(loop)
+            self._monitor.log_evaluations(metrics.rows())
+            self._monitor.log_signs(loop)
         self._ending = False
         loop.going.discard(k)
 
     def _last_evaluation(self, k: int, now: float) -> Table:
         """The evaluations with one at the end, on all data; it is no part of a checkpoint, lest a longer run have it."""
         loop, evaluation = self.loop, self.loop.evaluations[k]
-        if loop.fleet.measures:
-            loop.fleet.measure_whole(now, loop.state.version, loop.state.weights)
-            while loop.fleet.settle():
-                while loop.fleet.has_measured:
-                    loop.measured()
+        if loop.fleet.evaluates:
+            loop.fleet.evaluate_all(now, loop.state.version, loop.state.weights)
+            while loop.fleet.wait_for_evaluations():
+                while loop.fleet.has_evaluation:
+                    loop.take_evaluation()
                 self._report(None)
                 if self._interrupted[0]:
                     raise self._interruption()
@@ -187,7 +187,7 @@ class Runner:
         if last is not None and last["version"] == loop.state.version and last["share"] == 1.0:
             before = rows[:-1] if math.isclose(last["time"], now, rel_tol=1e-12) else rows
             rows = [*before, {**last, "time": now}]
-        elif (row := loop.row_of(k, now)) is not None:
+        elif (row := loop.evaluation_of(k, now)) is not None:
             rows = [*rows, row]
         return Table.of(rows, rows[0] if rows else evaluation.names)
 
@@ -196,10 +196,10 @@ class Runner:
         notes = [*self._notes, *(f"{what}: {how}" for what, how in loop.evaluations[k].failures.items())]
         if self._monitor is not None:
             notes += [f"logger {name}: {how}" for name, how in self._monitor.failures.items()]
-        if loop.left_out and not self._spec.scheduled_by_default:
+        if loop.skipped_evaluations and not self._spec.scheduled_by_default:
             notes.append(
-                f"{loop.left_out} evaluations were left out, because a worker was still busy with the one before; evaluate "
-                "less often, or on fewer samples (dd.Evaluation(samples=...))"
+                f"{loop.skipped_evaluations} evaluations were left out, because a worker was still busy with the one "
+                "before; evaluate less often, or on fewer samples (dd.Evaluation(samples=...))"
             )
         return notes
 
@@ -211,7 +211,7 @@ class Runner:
                 if ended:
                     self._end(ended)
                 else:
-                    self.loop.catch_up()
+                    self.loop.evaluate_overdue()
                     while self.ready():
                         self.advance()
                         if self._interrupted[0]:
@@ -256,7 +256,7 @@ class Runner:
         if folder is None or self._ending:
             return ""
         way_on = _way_on(self._spec, folder)
-        if not self.loop.whole:
+        if not self.loop.consistent:
             with suppress(RunFailed):
                 folder.fail(why)
             return f"The last checkpoint stands, for this happened in the middle of an update; go on with {way_on}."
@@ -270,7 +270,7 @@ class Runner:
 def run_together(
     runners: Sequence[Runner],
     begin: Callable[[Runner], None],
-    rounds: Sequence[Round],
+    batchers: Sequence[Batcher],
     report: Callable[[float], None],
 ) -> None:
     """Bring several groups of runs to their ends side by side, with the gradients that they wait for taken together."""
@@ -287,8 +287,8 @@ def run_together(
                     if not _until_gradients_lack(acting):
                         under_way.remove(acting)
                 acting = None
-                for one in rounds:
-                    one.evaluate()
+                for batcher in batchers:
+                    batcher.compute()
                 report((len(runners) - len(under_way) + sum(runner.done for runner in under_way)) / len(runners))
                 if interrupted[0]:
                     raise Interrupted("the runs were saved; the same sweep goes on where they are")
@@ -337,9 +337,9 @@ def result(
 ) -> Run:
     """What a run has come to, with the audit of its sum; if it stopped early it returns its best model."""
     (state, audit), evaluation, trace = loop.state_of(k), loop.evaluations[k], loop.trace_of(k)
-    if audit is not None and loop.fleet.silent:
+    if audit is not None and loop.fleet.unheard:
         audit = None
-        silent = f"there is no audit: workers {list(loop.fleet.silent)} did not say at the end what they keep"
+        silent = f"there is no audit: workers {list(loop.fleet.unheard)} did not say at the end what they keep"
         notes = (*notes, silent)
     best = evaluation.best if evaluation.best is not None and evaluation.best.x is not None else None
     early = ended == "stop" if returns_best is None else returns_best
@@ -363,7 +363,7 @@ def result(
 
 def _nothing_due(loop: Loop) -> RunFailed:
     """Why a run cannot go on in which there will never be another update."""
-    gone = loop.fleet.never
+    gone = loop.fleet.never_ending
     if not gone and not loop.state.present:
         return RunFailed(
             f"all workers have left by time {loop.now:g}, after {loop.state.version} updates, and none joins again. Let "

@@ -27,7 +27,7 @@ from ..core.errors import (
 from ..engine.evaluation import Metric
 from ..engine.monitor import Logger
 from ..engine.result import EarlyStop
-from ..simulation.clocks import Change, checked_changes
+from ..simulation.availability import Change, checked_changes
 from ..simulation.link import Link
 from ..simulation.speeds import SpeedModel
 from .optimizer import Maker

@@ -14,6 +14,7 @@ from ..core.errors import require_kind
 from ..engine.result import Run
 from ..storage.folder import Folder
 from ..workers.ray_fleet import RayFleet
+from ..workers.settings import WorkerFleet
 from .fleets import make_loop, open_fleet
 from .names import label
 from .record import identified, require_same
@@ -97,7 +98,7 @@ def simulate(
 def train(
     algorithm: Algorithm[Any],
     problem: Problem,
-    fleet: RayFleet | None = None,
+    fleet: WorkerFleet | None = None,
     *,
     updates: int | None = None,
     time: float | None = None,
@@ -124,7 +125,7 @@ def train(
     """
     reporting, saving = Reporting.of(watch), Saving.of(folder, checkpoint_every)
     fleet = RayFleet() if fleet is None else fleet
-    require_kind("fleet", fleet, RayFleet, "dd.RayFleet()")
+    require_kind("fleet", fleet, WorkerFleet, "dd.RayFleet()")
     with using_threads(fleet.server_threads), for_this_thread(problem) as mine:
         spec = specify(
             algorithm,

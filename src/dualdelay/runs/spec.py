@@ -17,13 +17,14 @@ from ..core import Algorithm, Problem
 from ..core.devices import batches
 from ..core.draws import Draws
 from ..core.errors import BadInput, plain_number, require_kind, require_path, require_whole, require_zero_or_more
-from ..engine.evaluation import MOST_EVALUATIONS, Schedule, require_metrics, usual
+from ..engine.evaluation import MOST_EVALUATIONS, Schedule, default_schedule, require_metrics
+from ..engine.events import EventKind
 from ..engine.trace import Trace
 from ..problems import exact
 from ..simulation.speeds import SpeedModel
 from ..storage.files import load_weights
 from ..storage.folder import Folder, read_checkpoint
-from ..workers.ray_fleet import RayFleet
+from ..workers.settings import WorkerFleet
 from .optimizer import Optimizer, make_optimizer
 from .seeds import ProblemOf, seeded_problem, seeded_speeds
 from .settings import Compute, Evaluation, InitialWeights, Saving, Server, SimulatedFleet
@@ -50,7 +51,7 @@ class RunSpec:
     algorithm: Algorithm[Any]
     problem: Problem
     """With the run's seed, on its device, and with the kind of gradients that the method asks for."""
-    fleet: SimulatedFleet | RayFleet | RecordedFleet
+    fleet: SimulatedFleet | WorkerFleet | RecordedFleet
     updates: int | None
     time: float | None
     seed: int
@@ -72,7 +73,7 @@ class RunSpec:
     @property
     def real(self) -> bool:
         """Whether the workers are processes of their own."""
-        return isinstance(self.fleet, RayFleet)
+        return isinstance(self.fleet, WorkerFleet)
 
     @property
     def speeds(self) -> SpeedModel | None:
@@ -87,20 +88,20 @@ class RunSpec:
     def require_rules(self) -> None:
         """A method without a rule for workers that come or go says so now, not when it happens."""
         state = self.algorithm.init(self.x, self.problem.workers, Draws(self.seed, "server"))
+        if self.algorithm.away:
+            return
         changes = self.fleet.changes if isinstance(self.fleet, SimulatedFleet) else ()
-        absent = self.fleet.absent_at_first(self.problem.workers) if isinstance(self.fleet, RayFleet) else ()
-        for worker in [*absent, *(change.worker for change in changes if change.kind == "left")]:
-            if type(self.algorithm).leave is Algorithm.leave:
-                self.algorithm.leave(state, worker)
+        absent = self.fleet.absent_at_first(self.problem.workers) if isinstance(self.fleet, WorkerFleet) else ()
+        for worker in [*absent, *(change.worker for change in changes if change.kind is EventKind.LEFT)]:
+            self.algorithm.leave(state, worker)
         for change in changes:
-            if change.kind == "joined" and type(self.algorithm).join is Algorithm.join:
-                self.algorithm.join(state, change.worker)
+            self.algorithm.join(state, change.worker)
 
 
 def specify(
     algorithm: Algorithm[Any],
     problem: ProblemOf,
-    fleet: SimulatedFleet | RayFleet,
+    fleet: SimulatedFleet | WorkerFleet,
     *,
     updates: int | None,
     time: float | None,
@@ -119,7 +120,7 @@ def specify(
     problem = exact(problem) if algorithm.exact else problem
     require_totals(updates, time)
     speeds: SpeedModel | None = None
-    if isinstance(fleet, RayFleet):
+    if isinstance(fleet, WorkerFleet):
         problem = with_room(problem, fleet.room)
         threads, server_threads = fleet.threads, fleet.server_threads
     else:
@@ -194,7 +195,7 @@ def _schedule(
         return Schedule(max(1, (updates or 0) // 50), None, few, _REAL_SHARE)
     if not default:
         return Schedule(every, seconds, samples)
-    schedule = usual(problem, updates, time, _jobs(problem, speeds, updates, time))
+    schedule = default_schedule(problem, updates, time, _jobs(problem, speeds, updates, time))
     return schedule if samples is None else Schedule(schedule.updates, schedule.seconds, samples)
 
 

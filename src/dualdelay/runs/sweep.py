@@ -24,7 +24,7 @@ from ..core.errors import BadInput, NotSaved, RunFailed, nearest, plain_number, 
 from ..engine.evaluation import NAMES, require_metrics
 from ..engine.result import Run
 from ..engine.trace import Column, Table
-from ..simulation.gradients import Batch, Round
+from ..simulation.gradients import Batcher, GradientsInBatches
 from ..simulation.local_fleet import LocalFleet
 from ..storage.files import Damaged, save_table
 from ..storage.folder import Folder
@@ -487,14 +487,14 @@ def _compute(
 
     with using_precision(spec.compute.device or "cpu", spec.compute.precision), using_threads(spec.threads):
         try:
-            rounds = {kind: Round(some[0].batched(some)) for kind, some in problems.items()}
+            batchers = {kind: Batcher(some[0].batched(some)) for kind, some in problems.items()}
             runners = []
             for group in groups:
                 kind = _kind(group[0].spec)
                 which = [next(i for i, p in enumerate(problems[kind]) if p is member.spec.problem) for member in group]
-                runners.append(_group(group, Batch(rounds[kind], which)))
+                runners.append(_group(group, GradientsInBatches(batchers[kind], which)))
             begin = {id(runner): some for runner, some in zip(runners, configs, strict=True)}
-            run_together(runners, lambda runner: _begin(runner, begin[id(runner)]), list(rounds.values()), report)
+            run_together(runners, lambda runner: _begin(runner, begin[id(runner)]), list(batchers.values()), report)
         except (BadInput, NotSaved):
             raise
         except Exception as error:  # whoever is to blame says so when the runs are computed one by one
@@ -506,7 +506,7 @@ def _kind(spec: RunSpec) -> Hashable:
     return spec.problem.batch_key, len(spec.x), spec.x.dtype
 
 
-def _group(members: Sequence[Member], gradients: Batch) -> Runner:
+def _group(members: Sequence[Member], gradients: GradientsInBatches) -> Runner:
     """Runs that share a schedule."""
     spec = members[0].spec
     assert isinstance(spec.fleet, SimulatedFleet)
@@ -521,7 +521,7 @@ def _group(members: Sequence[Member], gradients: Batch) -> Runner:
         schedule=spec.schedule,
         metrics=spec.evaluation.metrics,
         keep_best=spec.evaluation.keeps,
-        table=spec.compute.gradient_table,
+        table_format=spec.compute.gradient_table,
     )
     return Runner(loop, members)
 
@@ -539,7 +539,7 @@ def _begin(runner: Runner, configs: Sequence[Config | None]) -> None:
             loop.begin()
         else:
             loop.load_all(*saved)
-            loop.catch_up()
+            loop.evaluate_overdue()
             runner.resumed()
     except Apart:
         loop.going.clear()

@@ -1,11 +1,13 @@
 """Virtual time: speeds, availability, links, clocks, and workers simulated in this process; public as ``dd.speeds``."""
 
-from .availability import SPEEDS, Absence, AwaySpeeds, announced, dropouts, on_off
-from .clocks import join, leave
+from typing import Any
+
+from .availability import Absence, AwaySpeeds, Change, announced, dropouts, join, leave, on_off
 from .link import Link
-from .paces import BurstySpeeds, DriftingSpeeds
 from .speeds import (
+    BurstySpeeds,
     ChangingSpeeds,
+    DriftingSpeeds,
     ExponentialSpeeds,
     FixedSpeeds,
     LognormalSpeeds,
@@ -15,11 +17,25 @@ from .speeds import (
     TruncatedNormalSpeeds,
 )
 
+SPEEDS: dict[str, Any] = {
+    "fixed": FixedSpeeds,
+    "truncated_normal": TruncatedNormalSpeeds,
+    "exponential": ExponentialSpeeds,
+    "lognormal": LognormalSpeeds,
+    "pareto": ParetoSpeeds,
+    "changing": ChangingSpeeds,
+    "recorded": RecordedSpeeds,
+    "drifting": DriftingSpeeds,
+    "bursty": BurstySpeeds,
+    "away": AwaySpeeds,
+}
+
 __all__ = [
     "SPEEDS",
     "Absence",
     "AwaySpeeds",
     "BurstySpeeds",
+    "Change",
     "ChangingSpeeds",
     "DriftingSpeeds",
     "ExponentialSpeeds",

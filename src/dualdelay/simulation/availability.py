@@ -1,14 +1,14 @@
-"""Workers that are away for a while or for good: one noun, the absence, and its two meanings.
+"""Workers that are absent for a while or for good, and what the server knows of it.
 
-Either the server is not told, and the worker's job pauses (``AwaySpeeds``); or it is told, and the worker leaves and joins
-(``announced``).
+Either the server does not know, and the worker's job pauses (``AwaySpeeds``); or the absence is announced, and the worker
+leaves and joins (``announced``).
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,11 +24,48 @@ from ..core.errors import (
     require_workers,
     shown,
 )
-from .clocks import Change, join, leave
+from ..engine.events import EventKind
 from .input_columns import read_columns, whole
-from .paces import Alternating, BurstySpeeds, DriftingSpeeds
-from .speeds import SPEEDS as STEADY
-from .speeds import PacedSpeeds
+from .speeds import Alternating, PacedSpeeds
+
+
+class Change(NamedTuple):
+    """A worker that leaves or joins a simulated fleet at a given time; one that joins is absent before."""
+
+    kind: EventKind  # LEFT or JOINED
+    worker: int
+    time: float
+
+
+def leave(worker: int, time: float) -> Change:
+    """At that time the worker is gone, with the job it had."""
+    return Change(EventKind.LEFT, worker, time)
+
+
+def join(worker: int, time: float) -> Change:
+    """At that time the worker is there; if it has not left before, it was absent from the start."""
+    return Change(EventKind.JOINED, worker, time)
+
+
+def checked_changes(changes: Iterable[Any]) -> list[Change]:
+    """What a user gave for the changes of a run, if each can be one; whether there are such workers is not known here."""
+    require_several("changes", changes, "changes, such as dd.speeds.leave(0, 10.0)")
+    if isinstance(changes, Change):
+        raise BadInput(f"changes is {shown(changes)}; expected a list of changes: changes=[dd.speeds.leave(0, 10.0)].")
+    return [_checked_change(k, change) for k, change in enumerate(changes)]
+
+
+def _checked_change(k: int, change: Any) -> Change:
+    try:
+        kind, worker, time = map(plain_number, change)
+        if kind in (EventKind.LEFT, EventKind.JOINED) and type(worker) is int and type(time) in (int, float):
+            return Change(EventKind(kind), worker, time)
+    except (TypeError, ValueError):
+        pass
+    raise BadInput(
+        f"changes[{k}] is {shown(change)}; expected dd.speeds.leave(worker, time) or dd.speeds.join(worker, time), a "
+        "worker's number and a time."
+    )
 
 
 class Absence(NamedTuple):
@@ -39,12 +76,12 @@ class Absence(NamedTuple):
     end: float | None = None  # None or infinite: for good
 
 
-_MOST = 10_000_000  # absences that chance may make
+_MOST_ABSENCES = 10_000_000  # that chance may make
 
 Absences = str | Path | Sequence[Sequence[Any]]
 
 
-def away(absences: Absences, workers: int | None = None) -> list[Absence]:
+def checked_absences(absences: Absences, workers: int | None = None) -> list[Absence]:
     """Absences given in a list or in a file, checked, by worker and time; those that touch are made one."""
     workers = plain_number(workers)
     if workers is not None:
@@ -54,24 +91,21 @@ def away(absences: Absences, workers: int | None = None) -> list[Absence]:
     else:
         require_several("absences", absences, "triples (worker, start, end)")
         named = [(f"absences[{k}]", given) for k, given in enumerate(absences)]
-    mine: list[Absence] = []
-    for where, one in sorted(((where, _checked(where, given, workers)) for where, given in named), key=_place):
-        before = mine[-1] if mine and mine[-1].worker == one.worker else None
-        if before is not None and (before.end is None or one.start < before.end):
+    checked = [(where, _checked(where, given, workers)) for where, given in named]
+    merged: list[Absence] = []
+    for where, absence in sorted(checked, key=lambda pair: (pair[1].worker, pair[1].start)):
+        before = merged[-1] if merged and merged[-1].worker == absence.worker else None
+        if before is not None and (before.end is None or absence.start < before.end):
             lasts = "is for good" if before.end is None else f"lasts to {before.end:g}"
             raise BadInput(
-                f"{where}: worker {one.worker} is away from {one.start:g}, but its absence from {before.start:g} {lasts}; "
-                "expected absences of one worker that do not overlap."
+                f"{where}: worker {absence.worker} is away from {absence.start:g}, but its absence from {before.start:g} "
+                f"{lasts}; expected absences of one worker that do not overlap."
             )
-        if before is not None and before.end == one.start:
-            mine[-1] = before._replace(end=one.end)
+        if before is not None and before.end == absence.start:
+            merged[-1] = before._replace(end=absence.end)
         else:
-            mine.append(one)
-    return mine
-
-
-def _place(named: tuple[str, Absence]) -> tuple[int, float]:
-    return named[1].worker, named[1].start
+            merged.append(absence)
+    return merged
 
 
 def _read(path: Path) -> list[tuple[str, Sequence[Any]]]:
@@ -100,9 +134,9 @@ def _checked(where: str, given: Sequence[Any], workers: int | None) -> Absence:
 
 @dataclass(frozen=True)
 class AwaySpeeds(PacedSpeeds):
-    """Another model whose workers are away at times, which nobody tells the server: a job pauses and then goes on.
+    """Another model whose workers are away at times, without the server's knowing: a job pauses and then goes on.
 
-    A job that its worker does not end before it is gone for good takes for ever. To tell the server, use ``announced``.
+    A job that its worker does not end before it is gone for good never ends. To tell the server, use ``announced``.
     """
 
     absences: Absences
@@ -111,9 +145,9 @@ class AwaySpeeds(PacedSpeeds):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        mine = tuple(away(self.absences, self.speeds.n))
-        object.__setattr__(self, "absences", mine)
-        for worker, start, end in mine:  # every second moment is the end of an absence
+        absences = tuple(checked_absences(self.absences, self.speeds.n))
+        object.__setattr__(self, "absences", absences)
+        for worker, start, end in absences:  # every second moment is the end of an absence
             self._moments.setdefault(worker, []).extend((start, math.inf if end is None else end))
 
     def stretch(self, worker: int, time: float) -> tuple[float, float]:
@@ -123,13 +157,13 @@ class AwaySpeeds(PacedSpeeds):
 
 
 def announced(absences: Absences, workers: int | None = None) -> list[Change]:
-    """Absences that the server is told of, as ``changes`` of ``simulate``: the worker leaves, with its job, and joins.
+    """Absences that the server knows of, as ``changes`` of a ``SimulatedFleet``: the worker leaves and joins.
 
-    Who is away from time 0 is absent from the beginning; who is gone for good never joins. ``workers`` is their number, if
-    it is to be checked now.
+    It leaves with its job. A worker away from time 0 is absent from the beginning; one that is gone for good never joins.
+    ``workers`` is their number, if it is to be checked now.
     """
     changes = []
-    for worker, start, end in away(absences, workers):
+    for worker, start, end in checked_absences(absences, workers):
         if start > 0 or end is None:  # who only joins is absent before
             changes.append(leave(worker, start))
         if end is not None:
@@ -147,10 +181,10 @@ def on_off(workers: int, on: float, off: float, until: float, seed: int = 0) -> 
     require_workers("workers", workers)
     for name, value in (("on", on), ("off", off), ("until", until)):
         require_positive(name, value)
-    if not workers * (until / (on + off)) <= _MOST:
+    if not workers * (until / (on + off)) <= _MOST_ABSENCES:
         raise BadInput(
             f"on is {on:g} and off is {off:g}, which makes about {workers * (until / (on + off)):.2g} absences until "
-            f"{until:g}; expected {_MOST:,} at most. Make them longer, or until smaller."
+            f"{until:g}; expected {_MOST_ABSENCES:,} at most. Make them longer, or until smaller."
         )
     turns, absences = Alternating(Draws(seed, "absences"), on, off, 0), []
     for worker in range(workers):
@@ -173,6 +207,3 @@ def dropouts(workers: int, share: float, until: float, seed: int = 0) -> list[Ab
     draws = Draws(seed, "absences")
     gone = draws.permutation(workers, 1)[: math.floor(share * workers + 0.5)]
     return [Absence(worker, until * draws.uniform(1, worker)) for worker in sorted(gone.tolist())]
-
-
-SPEEDS = {**STEADY, "drifting": DriftingSpeeds, "bursty": BurstySpeeds, "away": AwaySpeeds}

@@ -1,4 +1,4 @@
-"""Gradients of jobs in flight on several cores: one thread each, whoever is free takes the oldest."""
+"""Gradients of jobs in flight on several cores: one thread each, and a free one takes the oldest job."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from torch import Tensor
 
 from ..core import Problem
 from ..core.devices import use_threads
-from .gradients import Found, Gradients, Key
+from .gradients import Computed, Gradients, Key
 
 _WORTH = 3e-3  # seconds: shorter gradients are mostly Python, and two threads of that get in each other's way
 
 
 class _Job:
-    """A gradient that was asked for; what it came to is there once it is done."""
+    """A gradient that was asked for; once it is done, it has a result or an error."""
 
     def __init__(self, worker: int, draw: int, x: Tensor) -> None:
         self.worker, self.draw, self.x = worker, draw, x
-        self.found: Found | None = None
+        self.computed: Computed | None = None
         self.error: BaseException | None = None
 
     def run(self, problem: Problem) -> None:
         """Compute it."""
         try:
-            self.found = Found(*problem.gradient(self.x, self.worker, self.draw))
-        except BaseException as error:  # it is raised where the gradient is due, whatever it is: here nobody would see it
+            self.computed = Computed(*problem.gradient(self.x, self.worker, self.draw))
+        except BaseException as error:  # raised again where the gradient is due: in this thread it would be lost
             self.error = error
 
     @property
     def done(self) -> bool:
         """Whether it was computed."""
-        return self.found is not None or self.error is not None
+        return self.computed is not None or self.error is not None
 
 
-class Cores(Gradients):
-    """Jobs are computed ahead of time by several threads; the result does not depend on who does which.
+class GradientsOnCores(Gradients):
+    """Jobs are computed ahead of time by several threads; the result does not depend on which does what.
 
     The calling thread is one of them: while the gradient that is due is being computed elsewhere, it takes another job.
     """
@@ -60,20 +60,20 @@ class Cores(Gradients):
             self._jobs[worker, draw] = self._waiting[worker, draw] = job
             self._change.notify()
 
-    def take(self, worker: int, draw: int, x: Tensor) -> Found:
-        job = self._jobs[worker, draw]
-        while not job.done:
+    def take(self, worker: int, draw: int, x: Tensor) -> Computed:
+        due = self._jobs[worker, draw]
+        while not due.done:
             with self._change:
-                mine = self._waiting.pop((worker, draw), None) or self._oldest()
-                while mine is None and not job.done:
+                job = self._waiting.pop((worker, draw), None) or self._oldest()
+                while job is None and not due.done:
                     self._change.wait()
-                    mine = self._oldest()
-            if mine is not None:
-                mine.run(self._problem)
-        if job.error is not None:
-            raise job.error
-        assert job.found is not None
-        return job.found
+                    job = self._oldest()
+            if job is not None:
+                job.run(self._problem)
+        if due.error is not None:
+            raise due.error
+        assert due.computed is not None
+        return due.computed
 
     def ended(self, worker: int, draws: Iterable[int]) -> None:
         with self._change:

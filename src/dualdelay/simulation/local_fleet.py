@@ -13,7 +13,7 @@ from torch import Tensor
 from ..core import Arrival, Job, Problem
 from ..core.compression import size_of, unpacked
 from ..core.devices import use_threads
-from ..engine.events import Due
+from ..engine.events import Event, EventKind
 from ..engine.fleet import NOTHING, Fleet, Message, Model, answer
 from .clocks import Clock, RecordedClock, VirtualClock
 from .gradients import Gradients
@@ -40,7 +40,7 @@ class LocalFleet(Fleet):
         self._message = message
         self._held: dict[int, Tensor] = {}
         self._keep: Tensor | None = None  # what the last sender will keep if it is accepted
-        self._up = 0  # the bytes that a job's answer has, once that is known
+        self._answer_size = 0  # the bytes that a job's answer has, once that is known
 
     def begin(self) -> None:
         pass
@@ -50,7 +50,7 @@ class LocalFleet(Fleet):
         if self._apart is not None:
             self._apart.shutdown()
 
-    def peek(self) -> Due | None:
+    def peek(self) -> Event | None:
         return self.clock.peek()
 
     def pop(self) -> None:
@@ -59,36 +59,34 @@ class LocalFleet(Fleet):
     @property
     def ready(self) -> bool:
         """Whether what happens next can happen without computing a gradient."""
-        due = self.clock.peek()
-        return due is None or due.kind != "arrival" or self._gradients.known(due.worker, due.draw)
+        event = self.clock.peek()
+        return event is None or event.kind is not EventKind.ARRIVAL or self._gradients.is_known(event.worker, event.draw)
 
     @property
-    def hope(self) -> bool:
-        return not isinstance(self.clock, VirtualClock) or self.clock.hope
+    def expects_more(self) -> bool:
+        return not isinstance(self.clock, VirtualClock) or self.clock.expects_more
 
     @property
-    def never(self) -> list[int]:
-        return self.clock.never if isinstance(self.clock, VirtualClock) else []
+    def never_ending(self) -> list[int]:
+        return self.clock.never_ending if isinstance(self.clock, VirtualClock) else []
 
-    def arrival(self, due: Due) -> Arrival:
-        if due.kind == "wake":
-            return Arrival(None, NOTHING, due.time, 0.0, math.nan)
-        model = self._jobs[due.worker][due.draw]
-        job = Job(due.worker, due.draw, model.version)
-        if due.kind != "arrival":
-            if due.kind == "rejected" and not self._gradients.known(due.worker, due.draw):
-                self._gradients.take(due.worker, due.draw, model.x)  # so that later calls hold what they held
-            return Arrival(job, NOTHING, due.time, due.seconds, math.nan)
+    def arrival(self, event: Event) -> Arrival:
+        model = self._jobs[event.worker][event.draw]
+        job = Job(event.worker, event.draw, model.version)
+        if event.kind is not EventKind.ARRIVAL:
+            if event.kind is EventKind.REJECTED and not self._gradients.is_known(event.worker, event.draw):
+                self._gradients.take(event.worker, event.draw, model.x)  # so that later calls hold what they held
+            return Arrival(job, NOTHING, event.time, event.seconds, math.nan)
         if self._apart is None:
-            found = self._gradients.take(due.worker, due.draw, model.x)
+            computed = self._gradients.take(event.worker, event.draw, model.x)
         else:
-            found = self._apart.submit(self._gradients.take, due.worker, due.draw, model.x).result()
-        loss: Any = found.loss
-        done = answer(found.gradient, loss, model.x, self._message, self._held.get(due.worker))
-        self._keep, self._norm = done.keep, found.norm
+            computed = self._apart.submit(self._gradients.take, event.worker, event.draw, model.x).result()
+        loss: Any = computed.loss
+        done = answer(computed.gradient, loss, model.x, self._message, self._held.get(event.worker))
+        self._keep, self._norm = done.keep, computed.norm
         value = unpacked(done.value)
         size = done.value.nbytes if isinstance(done.value, Tensor) and value.ndim == 1 else size_of(done.value)
-        return Arrival(job, value, due.time, due.seconds, done.loss, size)
+        return Arrival(job, value, event.time, event.seconds, done.loss, size)
 
     def finite(self, a: Arrival) -> bool:
         if isinstance(self._norm, Tensor):
@@ -96,13 +94,11 @@ class LocalFleet(Fleet):
             return True
         return super().finite(a) if self._norm is None or self._keep is not None else math.isfinite(self._norm)
 
-    def retry(self, a: Arrival) -> None:
-        assert a.job is not None
-        self._gradients.ended(a.worker, [a.job.draw])
-        super().retry(a)
+    def retry(self, job: Job) -> None:
+        self._gradients.ended(job.worker, [job.draw])
+        super().retry(job)
 
     def accept(self, a: Arrival) -> None:
-        assert a.job is not None
         del self._jobs[a.worker][a.job.draw]
         self._gradients.ended(a.worker, [a.job.draw])
         if self._keep is not None:
@@ -135,12 +131,12 @@ class LocalFleet(Fleet):
 
     def _answer_bytes(self, x: Tensor) -> int:
         """The bytes of an answer, which must be known when a job is sent: by trying; they depend on the length alone."""
-        if self._up == 0:
-            self._up = size_of(self._message(torch.zeros_like(x), None)[0])
-        return self._up
+        if self._answer_size == 0:
+            self._answer_size = size_of(self._message(torch.zeros_like(x), None)[0])
+        return self._answer_size
 
-    def dismiss(self, worker: int, text: str) -> None:
-        self.clock.dismiss(worker, text)
+    def expel(self, worker: int, text: str) -> None:
+        self.clock.expel(worker, text)
 
     def cancel(self, worker: int) -> None:
         self._gradients.ended(worker, self._jobs.get(worker, ()))

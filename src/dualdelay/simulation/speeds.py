@@ -1,15 +1,18 @@
-"""How long a worker computes: pure models of ``seconds(worker, draw, start)``, each draw named by (seed, worker, draw)."""
+"""How long a worker computes: pure models of ``seconds(worker, draw, start)``, every draw named by its place.
+
+A speed model gives durations, the seconds of a job: a smaller number is a faster worker.
+"""
 
 from __future__ import annotations
 
 import math
+import threading
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any
 
 from ..core.draws import Draws
 from ..core.errors import (
@@ -26,7 +29,10 @@ from .input_columns import floats, recorded_times
 
 _STANDARD = NormalDist()
 _WIDEST = 20.0  # a standard deviation of the logarithm beyond which times would leave the range of numbers
-_STRETCHES = 100_000  # of a worker's pace in one job, after which something is not as it was meant
+_WIDEST_DRIFT = 10.0  # the same for factors that drift
+_MOST_STRETCHES = 100_000  # of a worker's pace in one job, after which something is not as it was meant
+_MOST_CHANGES = 10_000_000  # of one worker's pace that are kept in memory
+_drawing = threading.Lock()  # what is drawn in order is drawn by one thread at a time
 
 
 class SpeedModel(ABC):
@@ -195,10 +201,10 @@ class PacedSpeeds(SpeedModel):
         stretches = 0
         while work * factor > until - now:
             stretches += 1
-            if stretches > _STRETCHES:
+            if stretches > _MOST_STRETCHES:
                 raise BadInput(
-                    f"worker {worker} changes its pace more than {_STRETCHES:,} times in one job, its number {draw}, which "
-                    f"began at time {start:g}; expected fewer. Let each pace last longer, or jobs be shorter."
+                    f"worker {worker} changes its pace more than {_MOST_STRETCHES:,} times in one job, its number {draw}, "
+                    f"which began at time {start:g}; expected fewer. Let each pace last longer, or jobs be shorter."
                 )
             after, later = self.pace(worker, until)
             if after != factor:  # otherwise the stretch goes on, and nothing is rounded
@@ -263,12 +269,114 @@ class RecordedSpeeds(SpeedModel):
         return times[worker][draw % len(times[worker])]
 
 
-SPEEDS: dict[str, Any] = {
-    "fixed": FixedSpeeds,
-    "truncated_normal": TruncatedNormalSpeeds,
-    "exponential": ExponentialSpeeds,
-    "lognormal": LognormalSpeeds,
-    "pareto": ParetoSpeeds,
-    "changing": ChangingSpeeds,
-    "recorded": RecordedSpeeds,
-}
+def _require_few(changes: float, worker: int, time: float, what: str) -> None:
+    """Refuse a pace that changes so often that neither memory nor patience suffices."""
+    if not changes <= _MOST_CHANGES:
+        raise BadInput(
+            f"worker {worker} would have changed its pace about {changes:.2g} times by time {time:g}; expected "
+            f"{_MOST_CHANGES:,} times at most. Make {what} longer, or the run shorter."
+        )
+
+
+class Alternating:
+    """For each worker, the moments at which it turns from one state into the other and back, as far as anybody asked.
+
+    Both states last exponentially distributed times, with means ``first`` and ``second``. They are drawn as if they had
+    followed one another for ever, so that at every moment the second has the share second / (first + second).
+    """
+
+    def __init__(self, draws: Draws, first: float, second: float, *place: int) -> None:
+        self._draws, self._means, self._place = draws, (first, second), place
+        self._turns: dict[int, list[float]] = {}
+
+    def begins(self, worker: int) -> int:
+        """The state at time 0: 0 is the first, 1 the second."""
+        return int(self._draws.uniform(*self._place, worker, 0) * sum(self._means) < self._means[1])
+
+    def at(self, worker: int, time: float) -> tuple[int, float]:
+        """The state at that time, and until when it lasts."""
+        turns, begins = self._turns.setdefault(worker, []), self.begins(worker)
+        if not turns or turns[-1] <= time:
+            _require_few(2 * time / sum(self._means), worker, time, "the mean times of its states")
+            with _drawing:
+                while not turns or turns[-1] <= time:  # each after the one before, whatever is asked first
+                    mean = self._means[(begins + len(turns)) % 2]
+                    length = -mean * math.log(self._draws.uniform(*self._place, worker, len(turns) + 1))
+                    turns.append((turns[-1] if turns else 0.0) + length)
+        k = bisect_right(turns, time)
+        return (begins + k) % 2, turns[k]
+
+
+@dataclass(frozen=True)
+class DriftingSpeeds(PacedSpeeds):
+    """Another model whose workers drift: every so often each gets slower or faster by chance, and partly stays what it was.
+
+    The logarithm of a worker's factor is an autoregressive process of order one; half of the time the factor is above 1,
+    and its mean is exp(spread**2 / 2).
+    """
+
+    spread: float = 0.5
+    """Standard deviation of the factor's logarithm, at every moment; 0: no drift."""
+    every: float = 10.0
+    """Seconds between two changes."""
+    keep: float = 0.9
+    """Correlation of the logarithm from one stretch to the next; 0: all stretches are independent, 1: no change."""
+    seed: int | None = None
+    """Names the draws; None: the run's own seed does."""
+    _levels: dict[int, list[float]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _draws: Draws = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        take_plain_numbers(self)
+        require_positive("every", self.every)
+        for name, value, most in (("spread", self.spread, _WIDEST_DRIFT), ("keep", self.keep, 1.0)):
+            if not is_finite(value) or not 0 <= value <= most:
+                raise BadInput(f"{name} is {shown(value)}; expected a number from 0 to {most:g}.")
+        object.__setattr__(self, "_draws", Draws(self.seed or 0, "drift"))
+
+    def level(self, worker: int, k: int) -> float:
+        """The logarithm of a worker's factor in stretch number ``k``, in units of its standard deviation."""
+        levels = self._levels.setdefault(worker, [])
+        if len(levels) <= k:
+            with _drawing:
+                for stretch in range(len(levels), k + 1):  # each from the one before, whatever is asked first
+                    normal = _STANDARD.inv_cdf(self._draws.uniform(worker, stretch))
+                    levels.append(self.keep * levels[-1] + math.sqrt(1.0 - self.keep**2) * normal if stretch else normal)
+        return levels[k]
+
+    def stretch(self, worker: int, time: float) -> tuple[float, float]:
+        _require_few(time / self.every, worker, time, "every")
+        k = int(time // self.every)
+        k += (k + 1) * self.every <= time  # the moment of a change belongs to what follows it, also where it was rounded
+        return math.exp(self.spread * self.level(worker, k)), (k + 1) * self.every
+
+
+@dataclass(frozen=True)
+class BurstySpeeds(PacedSpeeds):
+    """Another model whose workers are now and then much slower for a while, each at times of its own.
+
+    Usual stretches and bursts last exponentially distributed times. At every moment, also the first, a worker is in a burst
+    with probability burst / (usual + burst).
+    """
+
+    usual: float = 50.0
+    """Mean seconds of a usual stretch."""
+    burst: float = 5.0
+    """Mean seconds of a burst."""
+    factor: float = 10.0
+    """How many times slower a worker is in a burst."""
+    seed: int | None = None
+    """Names the draws; None: the run's own seed does."""
+    _turns: Alternating = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        take_plain_numbers(self)
+        for name in ("usual", "burst", "factor"):
+            require_positive(name, getattr(self, name))
+        object.__setattr__(self, "_turns", Alternating(Draws(self.seed or 0, "bursts"), self.usual, self.burst))
+
+    def stretch(self, worker: int, time: float) -> tuple[float, float]:
+        state, until = self._turns.at(worker, time)
+        return (float(self.factor) if state else 1.0), until

@@ -206,7 +206,7 @@ def _model(speeds: Any) -> tuple[SpeedModel, tuple[str, ...]]:
     if isinstance(speeds, SpeedModel):
         return speeds, ()
     if isinstance(speeds, Run):
-        return measured(speeds.trace, speeds.state.size), ()
+        return measured(speeds.trace, speeds.state.workers), ()
     if isinstance(speeds, Trace):
         return measured(speeds), ()
     if isinstance(speeds, (str, Path)):

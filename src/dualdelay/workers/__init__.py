@@ -1,1 +1,1 @@
-"""Real workers: the protocol, its books, Ray as a transport, the worker's process, security."""
+"""Real workers: the coordinator, the protocol, transports, the worker's process, security."""

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from ..core import Samples
 from ..core.compression import Packed
 
 Array = npt.NDArray[Any]
 
 
-class Request(NamedTuple):
-    """What the server asks for: the job ``draw`` at the model ``version``.
+class JobRequest(NamedTuple):
+    """The server asks for the job ``draw`` at the model ``version``.
 
     ``sequence`` counts a worker's requests; one that comes again is the same question. ``accepted`` is the sequence number
     of the last reply that the server took from this incarnation of the worker, or -1.
@@ -28,13 +27,38 @@ class Request(NamedTuple):
     draw: int
     version: int
     accepted: int
-    unit: float = 0.0  # the samples that count as one worker, where workers count by samples
+    mean_samples: float = 0.0  # of the workers, where they count by samples
+
+    def is_same_question(self, other: JobRequest) -> bool:
+        """Whether both ask for the same, whatever was accepted meanwhile."""
+        return self[:5] == other[:5]
+
+
+class EvaluationRequest(NamedTuple):
+    """The server asks for a worker's part of an evaluation, on these samples."""
+
+    worker: int
+    incarnation: int
+    evaluation: int
+    samples: Samples
+    mean_samples: float = 0.0
+
+
+class Ready(NamedTuple):
+    """A worker's process is there."""
+
+    worker: int
+    incarnation: int
+    node: str
+    pid: int
+    environment: dict[str, str]
+    samples: int | str | None = None  # how many it has, if it was asked; a text: why it cannot say
 
 
 class Reply(NamedTuple):
-    """What a worker answers; ``error`` is a traceback, or empty."""
+    """What a worker answers to a job; ``error`` is a traceback, or empty."""
 
-    request: Request
+    request: JobRequest
     value: Array | Packed
     keeps: bool
     loss: float
@@ -42,11 +66,32 @@ class Reply(NamedTuple):
     error: str = ""
 
 
-def asked(reply: Reply) -> Request | None:
-    """The request that a reply says it answers, if it names one."""
-    named = reply.request
-    whole = isinstance(named, Request) and all(type(part) is int for part in named[:6])
-    return named if whole else None
+class Evaluated(NamedTuple):
+    """A worker's part of an evaluation, or the traceback it ended with."""
+
+    worker: int
+    incarnation: int
+    evaluation: int
+    part: dict[str, Any] | str
+
+
+class Died(NamedTuple):
+    """A worker's process is gone; ``final`` if another one would not get further."""
+
+    worker: int
+    incarnation: int
+    text: str
+    final: bool = False
+
+
+Notice = Ready | Reply | Evaluated | Died
+
+
+def request_of(reply: Reply) -> JobRequest | None:
+    """The request that a reply names, if it names one."""
+    request = reply.request
+    well_formed = isinstance(request, JobRequest) and all(type(part) is int for part in request[:6])
+    return request if well_formed else None
 
 
 def checked(reply: Reply) -> Reply:
@@ -82,58 +127,6 @@ def is_part(part: object) -> bool:
     )
 
 
-class Ready(NamedTuple):
-    """A worker's process is there."""
-
-    worker: int
-    incarnation: int
-    node: str
-    pid: int
-    environment: dict[str, str]
-    samples: int | str | None = None  # how many it has, if it was asked; a text: why it cannot say
-
-
-class Died(NamedTuple):
-    """A worker's process is gone; ``final`` if another one would not get further."""
-
-    worker: int
-    incarnation: int
-    text: str
-    final: bool = False
-
-
-class Measured(NamedTuple):
-    """A worker's part of an evaluation, or the traceback it ended with."""
-
-    worker: int
-    incarnation: int
-    evaluation: int
-    part: dict[str, Any] | str
-
-
-Notice = Reply | Ready | Died | Measured
-
-
 def last_line(text: str) -> str:
     """The last line of a traceback, which says what it was."""
     return [*text.strip().splitlines()[-1:], "nothing"][0]
-
-
-def why_dead(error: str) -> tuple[str, bool]:
-    """Why an actor is dead, from Ray's explanation, and whether the next would die of the same."""
-    lines = re.sub(r"\x1b\[\d+m", "", error).strip().splitlines()
-    if "creation task" in lines[0]:
-        return f"it could not start: {lines[-1]}", True
-    if "low on memory" in error or "memory monitor" in error:
-        return "its process was killed because its machine ran out of memory", False
-    signal = re.search(r"SIG[A-Z]+", error.partition("Some common causes")[0])
-    return (f"its process was ended by {signal[0]}" if signal else "its process died"), False
-
-
-def last_words(lines: Sequence[str]) -> str:
-    """The signal that a process says it got, in what it printed last; without one it was killed before it could say."""
-    for pattern in (r"\*\*\* (SIG[A-Z]+) received", r"Fatal Python error: (.*)"):
-        found = [match for match in (re.search(pattern, line) for line in lines) if match]
-        if found:
-            return f"by {found[-1][1]}"
-    return "without a word, as by SIGKILL (kill -9, or the kernel when memory runs out) or by os._exit"

@@ -1,34 +1,47 @@
-"""What a user says about real workers: how many processors, what happens when they fail."""
+"""Ray as a transport: workers are actors, on this machine or in a cluster. The one file that knows Ray."""
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+import math
+import os
+import re
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from ..core.errors import (
-    MOST_WORKERS,
-    BadInput,
-    is_finite,
-    plain_number,
-    require_one_of,
-    require_positive,
-    require_several,
-    require_threads,
-    require_whole,
-    shown,
-    take_plain_numbers,
-)
+import numpy as np
+import torch
+from torch import Tensor
 
-_LONGEST = 1e9  # seconds that somebody may be waited for: thirty years
+from ..core import Problem
+from ..core.environment import environment
+from ..core.errors import BadInput, RunFailed, is_finite, require_several, shown
+from ..engine.fleet import Message
+from .messages import Died, Evaluated, EvaluationRequest, JobRequest, Notice, Ready
+from .output import Output
+from .security import is_loopback, own_token, require_answer, require_here, require_same_ray, require_secure
+from .settings import WorkerFleet
+from .transport import Transport
+from .worker import Worker, part_of
+
 _MOST_PROCESSORS = 1e6
+_REPEATED_BY_US = "A worker died or was killed|has been marked dead|Raylet is terminated"  # Ray need not say it as well
+_INLINE = 90_000  # bytes of a model up to which it travels in the request, as Ray lets 100 kB do: three times as quick
+_ACTOR = "dualdelay worker "  # begins the names of our actors
+_CHECK = 0.1  # seconds between two looks at whether Ray itself is alive
+_CHECK_LIVES = 0.5  # seconds between two looks at whether processes that are not at work are alive
+_ANSWER = 2.0  # seconds in which a worker says what it keeps; that needs no computation, and the server waits
 
-Faults = Callable[[Any], Sequence[tuple[float, Any]]]
 
-
-@dataclass(eq=False)
-class RayFleet:
+@dataclass(frozen=True)
+class RayFleet(WorkerFleet):
     """Real workers, one Ray actor each, on this machine or in a cluster."""
 
     address: str | None = None
@@ -37,51 +50,16 @@ class RayFleet:
     """Processors that a worker claims; zero claims none."""
     gpus: float = 0.0
     """GPUs that a worker claims; 0.25 lets four share one."""
-    threads: int = 1
-    """Threads that torch uses in a worker; another number gives other bits."""
-    server_threads: int = 1
-    """Threads that torch uses at the server, part of the record too. More help a large model where the server has
-    processors of its own, and hurt where it shares them with workers: waiting threads spin."""
     resources: Sequence[Mapping[str, float]] = ()
     """Ray's custom resources that each worker claims, one mapping for each, to place it where its data are."""
-    absent: Sequence[int] = ()
-    """Workers that are not there at the start; ``join`` brings them in."""
-    room: int = 0
-    """How many more workers than the problem has may ``join``, which nobody counted at the start."""
-    restarts: int = 3
-    """Crashes of a worker in a row, without a job done between them, after which it is gone for good."""
-    retries: int = 3
-    """Exceptions of a worker's gradient in a row after which it is gone for good."""
-    deadline: float = 600.0
-    """Seconds for one job or a piece of an evaluation, after which a worker counts as hanging and is gone for good."""
-    gone: Literal["leave", "freeze"] = "leave"
-    """A worker gone for good leaves (its gradient is taken out, n shrinks), or its last gradient stays and counts."""
-    minimum: int = 1
-    """Workers at work below which the run is saved and stops."""
-    patience: float = 120.0
-    """Seconds for a worker's process to start before the run goes on without it; it joins when it is there."""
-    resend: float = 30.0
-    """Seconds without a reply after which a request is sent again, then doubled; a repeated request costs nothing."""
-    alarm: int | None = None
-    """Versions that a worker's job may lie behind the server's before an alarm names it; None: any number."""
     host: str = "127.0.0.1"
     """The address that a Ray started here binds to; the default is reachable from this machine alone."""
     insecure: bool = False
     """Join a cluster on another machine although neither token authentication nor TLS is on: anyone who reaches its
     port can run code there."""
-    faults: Faults | None = field(default=None, repr=False)
-    """For tests: what becomes of a message on its way, as a list of (delay, message); none of them: it is lost."""
 
     def __post_init__(self) -> None:
-        take_plain_numbers(self)
-        require_threads("threads", self.threads)
-        require_threads("server_threads", self.server_threads)
-        for name in ("restarts", "retries"):
-            require_whole(name, getattr(self, name), 0)
-        require_whole("room", self.room, 0, MOST_WORKERS)
-        require_whole("minimum", self.minimum, 1)
-        for name in ("deadline", "patience", "resend"):
-            require_positive(name, getattr(self, name), _LONGEST)
+        super().__post_init__()
         for name in ("cpus", "gpus"):
             value = getattr(self, name)
             if not is_finite(value) or not 0 <= value <= _MOST_PROCESSORS:
@@ -89,19 +67,6 @@ class RayFleet:
         for name, text in (("address", self.address), ("host", self.host)):
             if not isinstance(text, str) and not (text is None and name == "address"):
                 raise BadInput(f"{name} is {shown(text)}; expected a text, such as '127.0.0.1'.")
-        self._require_lists()
-        require_one_of("gone", self.gone, ("leave", "freeze"))
-        if self.alarm is not None:
-            require_whole("alarm", self.alarm, 1)
-        self.places: dict[int, tuple[str, int]] = {}  # the address and process of each worker
-        self.counts: Counter[str] = Counter()  # messages that were dropped as repeated or late, requests sent again
-        self._wishes: deque[tuple[str, int]] = deque()
-        self._next = self._workers = 0  # the next who may join uncounted, and all there is room for
-
-    def _require_lists(self) -> None:
-        require_several("absent", self.absent, "workers' numbers")
-        for worker in self.absent:
-            require_whole("a worker in absent", plain_number(worker), 0, MOST_WORKERS)
         require_several("resources", self.resources, "mappings, one for each worker")
         for worker, claims in enumerate(self.resources):
             good = isinstance(claims, Mapping) and all(
@@ -112,29 +77,10 @@ class RayFleet:
                     f"resources[{worker}] is {shown(claims)}; expected how much of what by name, such as {{'site_a': 1.0}}."
                 )
 
-    def begin(self, workers: int) -> None:
-        """A run with so many workers begins, those for whom there is room among them."""
-        counted = workers - self.room
-        if self.resources and len(self.resources) not in (counted, workers):
+    def require_fit(self, workers: int) -> None:
+        if self.resources and len(self.resources) not in (workers - self.room, workers):
             raise BadInput(f"resources are given for {len(self.resources)} workers; expected {workers}, one mapping each.")
-        wrong = [worker for worker in self.absent if not 0 <= worker < counted]
-        if wrong:
-            raise BadInput(f"absent has {wrong}; expected workers in 0..{counted - 1}.")
-        there = counted - len(set(self.absent))
-        if self.minimum > there:
-            raise BadInput(f"minimum is {self.minimum}, but {there} workers are there at the start; lower it.")
-        self._next, self._workers = counted, workers
-        self.places.clear()
-        self.counts.clear()
-        self._wishes.clear()
-
-    def absent_at_first(self, workers: int) -> list[int]:
-        """Who of so many workers is not there at the start: those who were said to be absent, and those who may join."""
-        return sorted({*self.absent, *range(workers - self.room, workers)})
-
-    def seated(self, joined: Collection[int]) -> None:
-        """These of those who were not counted at the start have joined before."""
-        self._next = max([self._next, *(worker + 1 for worker in joined)])
+        super().require_fit(workers)
 
     def claims(self, worker: int) -> dict[str, float]:
         """What a worker asks of the machine that it runs on."""
@@ -142,28 +88,355 @@ class RayFleet:
         claims: dict[str, float] = {"CPU": self.cpus, "GPU": self.gpus, **own}
         return {name: value for name, value in claims.items() if value}
 
-    def join(self, worker: int | None = None) -> int:
-        """Bring a worker into the running job and return its number. May be called from any thread.
+    def connect(self, problem: Problem, message: Message, output: Path | None) -> Transport:
+        return RayTransport(self, problem, message, output)
 
-        One that was absent, left, or is frozen is named; None is the next that nobody counted at the start, for whom there
-        must be ``room``.
-        """
-        if worker is None:
-            if self._next >= self._workers:
-                raise BadInput(
-                    f"there is no room for another worker: room is {self.room}; give the fleet more at the start."
-                )
-            worker, self._next = self._next, self._next + 1
-        self._wishes.append(("join", worker))
-        return worker
 
-    def leave(self, worker: int) -> None:
-        """Take a worker out of the running job. May be called from any thread."""
-        self._wishes.append(("leave", worker))
+class _Actor(Worker):
+    """A worker as a Ray actor."""
 
-    def wishes(self) -> list[tuple[str, int]]:
-        """What was asked for since the last time."""
-        wishes = []
-        while self._wishes:
-            wishes.append(self._wishes.popleft())
-        return wishes
+    def __init__(self, incarnation: int, worker: int, *rest: Any) -> None:
+        super().__init__(worker, *rest)
+        self._name = f"{_ACTOR}{worker}-{incarnation}"
+        with suppress(ValueError):  # only the main thread may
+            signal.signal(signal.SIGTERM, _end)  # Ray would wait for the call that never returns
+
+    def __repr__(self) -> str:  # Ray writes this before what the process prints
+        return self._name
+
+    def where(self, count: bool) -> tuple[str, int, dict[str, str], Any]:
+        """Its node, its process, what its bits depend on, and if that is asked its number of samples."""
+        import ray
+
+        node = ray.get_runtime_context().get_node_id()
+        return node, os.getpid(), environment(), self.samples() if count else None
+
+    def stay(self) -> None:
+        """Never return: the call fails when the process dies, at work or not."""
+        while True:
+            time.sleep(3600)
+
+
+def _end(*_: object) -> None:
+    """End a worker's process that is told to."""
+    print("*** SIGTERM received", file=sys.stderr, flush=True)
+    os._exit(143)
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether a process is there and has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@contextmanager
+def staying_here(loopback: bool) -> Iterator[None]:
+    """Ray keeps to 127.0.0.1 while it starts; otherwise it would take the machine's own address instead."""
+    from ray._private import ray_constants
+
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = before and not loopback
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+class _OurRay:
+    """How many runs of this process use the Ray that one of them has started; the last one stops it."""
+
+    lock, users = threading.Lock(), 0
+
+
+class RayTransport:
+    """Actors, the calls to them that are under way, and what has come back."""
+
+    def __init__(self, fleet: RayFleet, problem: Problem, message: Message, output: Path | None = None) -> None:
+        os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", _REPEATED_BY_US)
+        try:
+            import ray
+        except ImportError:
+            raise BadInput("real workers need Ray, which is not installed: pip install 'dualdelay[ray]'.") from None
+        self._ray, self._fleet, self._problem = ray, fleet, problem
+        self._output, self._pids = Output(output), dict[str, tuple[int, int]]()
+        with _OurRay.lock:
+            self._ours = _OurRay.users > 0 or not ray.is_initialized()
+            if _OurRay.users == 0:
+                self._connect(problem.workers)
+            _OurRay.users += self._ours
+        self._essential = self._find_essential()
+        self._capture_output()
+        with warnings.catch_warnings():  # torch says once that what Ray hands out is read-only: it is not written to
+            warnings.simplefilter("ignore")
+            torch.from_numpy(np.frombuffer(b"read-only", dtype=np.uint8))
+        self._actors: dict[int, Any] = {}
+        self._broken = False  # then Ray is not to be called any more
+        try:
+            self._shared = (ray.put(problem), ray.put(message))
+        except Exception as error:  # whatever pickling a user's objects raises
+            self.close()
+            raise BadInput(
+                f"the problem cannot be sent to its workers: {error} Keep out of it what lives in one process."
+            ) from error
+        self._make = ray.remote(concurrency_groups={"ask": 1, "stay": 1})(_Actor)
+        self._calls: dict[Any, tuple[int, int, Callable[[Any], Notice | None]]] = {}  # worker, incarnation, its notice
+        self._lives: dict[Any, tuple[int, int]] = {}  # the calls that never return
+        self._checked_lives = self._checked = 0.0  # when those were looked at, and whether Ray is whole
+        self._inbox: list[Notice] = []
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def _connect(self, workers: int) -> None:
+        ray, fleet = self._ray, self._fleet
+        options: dict[str, Any] = {"log_to_driver": True, "configure_logging": False}  # what workers print comes here
+        address = fleet.address or fleet.host
+        if address != "auto":
+            require_secure(address, fleet.insecure)
+        if not self._ours:
+            require_same_ray(fleet.address, ray.get_runtime_context().gcs_address, fleet.insecure)
+            return
+        if fleet.address is not None:
+            require_answer(fleet.address)
+        with staying_here(is_loopback(address)):
+            try:
+                if fleet.address is None:
+                    cpus = max(os.cpu_count() or 1, math.ceil(workers * fleet.cpus))  # as many as the workers claim
+                    own_token()
+                    ray.init("local", _node_ip_address=fleet.host, include_dashboard=False, num_cpus=cpus, **options)
+                else:
+                    ray.init(fleet.address, **options)
+            except (ConnectionError, RuntimeError, ValueError) as error:
+                raise BadInput(f"Ray at {address} could not be started or joined: {error}") from None
+        try:
+            require_here(address, ray.get_runtime_context().gcs_address)
+            for node in ray.nodes():
+                require_secure(node["NodeManagerAddress"], fleet.insecure)
+        except BadInput:
+            ray.shutdown()
+            raise
+
+    def _find_essential(self) -> dict[str, int]:
+        """The processes on this machine that Ray cannot do without here, by name: if one dies, Ray ends this process."""
+        node = self._ray._private.worker._global_node
+        socket, session = f"--raylet_socket_name={node.raylet_socket_name}", f"--session-name={node.session_name}"
+        marks = {"raylet": socket, "gcs_server": session}
+        pids = {}
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                words = path.read_bytes().decode(errors="replace").split("\0")
+            except OSError:  # it has ended meanwhile
+                continue
+            for name, mark in marks.items():
+                if Path(words[0]).name == name and mark in words:
+                    pids[name] = int(path.parent.name)
+        return pids
+
+    def _require_essential(self) -> None:
+        """Say so if Ray is broken, before Ray ends this process without a word."""
+        gone = [f"{name} (pid {pid})" for name, pid in self._essential.items() if not _is_alive(pid)]
+        if gone:
+            self._broken = True
+            raise RunFailed(
+                f"Ray on this machine has broken down: its {' and '.join(gone)} has died, and with it all workers."
+            )
+
+    def _capture_output(self) -> None:
+        """Have what workers print kept instead of shown; a Ray that the user has started may not send it."""
+        from ray._private.ray_logging import global_worker_stdstream_dispatcher as streams
+
+        self._streams: Any = streams
+        if self._ours:
+            streams.remove_handler("ray_print_logs")
+        streams.add_handler(f"dualdelay {id(self)}", self._printed_by)
+
+    def _printed_by(self, data: Mapping[str, Any]) -> None:
+        """Some process has printed something."""
+        name = str(data.get("actor_name") or "")
+        whose = self._pids.get(f"{data.get('ip')} {data.get('pid')}")
+        if name.startswith(_ACTOR):
+            worker, _, incarnation = name.removeprefix(_ACTOR).partition("-")
+            whose = (int(worker), int(incarnation))
+        if whose is not None:
+            self._output.add(*whose, [str(line) for line in data["lines"]])
+
+    def start(self, worker: int, incarnation: int) -> None:
+        self.stop(worker)
+        fleet = self._fleet
+        options: dict[str, Any] = {"num_cpus": fleet.cpus, "num_gpus": fleet.gpus, "max_restarts": 0, "max_task_retries": 0}
+        if worker < len(fleet.resources):
+            options["resources"] = dict(fleet.resources[worker])
+        actor: Any = self._make.options(**options).remote(incarnation, worker, *self._shared, fleet.threads)
+        self._actors[worker] = actor
+        self._lives[actor.stay.options(concurrency_group="stay").remote()] = (worker, incarnation)
+        count = self._problem.needs_sample_counts  # its data are then built in the thread that will use them
+        ask = actor.where if count else actor.where.options(concurrency_group="ask")
+        self._expect(ask.remote(count), worker, incarnation, lambda place: Ready(worker, incarnation, *place))
+
+    def why_not_started(self, worker: int) -> str:
+        claims = self._fleet.claims(worker)
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        for name, amount in claims.items():
+            most = max((node.get(name, 0.0) for node in nodes), default=0.0)
+            if most < amount:
+                return f": it claims {amount:g} {name}, and no machine of the cluster has that (the most is {most:g})"
+        if not any(all(node.get(name, 0.0) >= amount for name, amount in claims.items()) for node in nodes):
+            return f": it claims {claims}, and no single machine of the cluster has all of that"
+        free = self._ray.available_resources()
+        taken = [name for name, amount in claims.items() if free.get(name, 0.0) < amount]
+        return f": all {' and '.join(taken)} of the cluster are taken" if taken else ""
+
+    def stop(self, worker: int) -> None:
+        actor = self._actors.pop(worker, None)
+        if actor is not None:
+            self._lives = {call: whose for call, whose in self._lives.items() if whose[0] != worker}
+            self._ray.kill(actor)
+
+    def put(self, x: Tensor) -> Any:
+        """Copy a model to the object store, or if it is small into each request."""
+        array = x.detach().cpu().numpy()
+        return array.copy() if array.nbytes <= _INLINE else self._ray.put(array)
+
+    def get(self, model: Any) -> Tensor:
+        if self._broken and not isinstance(model, np.ndarray):
+            raise RunFailed("models that were with Ray are lost with it.")
+        return torch.from_numpy(model if isinstance(model, np.ndarray) else self._ray.get(model))
+
+    def send(self, request: JobRequest | EvaluationRequest, model: Any, held: Tensor | None = None) -> None:
+        worker, incarnation = request.worker, request.incarnation
+        actor = self._actors.get(worker)
+        if actor is None:
+            return
+        if isinstance(request, JobRequest):
+            array = None if held is None else held.numpy()
+            self._expect(actor.compute.remote(request, model, array), worker, incarnation, lambda reply: reply)
+        else:
+            number = request.evaluation
+            call = actor.evaluate.remote(request, model)
+            self._expect(call, worker, incarnation, lambda part: Evaluated(worker, incarnation, number, part_of(part)))
+
+    def kept(self, accepted: Mapping[int, int]) -> dict[int, Tensor | None]:
+        calls = {
+            self._actors[worker].kept.options(concurrency_group="ask").remote(sequence): worker
+            for worker, sequence in accepted.items()
+            if worker in self._actors and not self._broken
+        }
+        done, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=_ANSWER) if calls else ([], [])
+        kept: dict[int, Tensor | None] = {}
+        for call in done:
+            try:
+                array = self._ray.get(call)
+            except self._ray.exceptions.RayError:
+                continue
+            kept[calls[call]] = None if array is None else torch.from_numpy(array)
+        return kept
+
+    def _expect(self, call: Any, worker: int, incarnation: int, make: Callable[[Any], Notice | None]) -> None:
+        self._calls[call] = (worker, incarnation, make)
+
+    def receive(self, timeout: float) -> list[Notice]:
+        until = time.monotonic() + timeout
+        while not self._inbox:
+            now = time.monotonic()
+            if now - self._checked > _CHECK:
+                self._checked = now
+                self._require_essential()
+            pause = max(0.0, until - now)
+            if self._calls:
+                count = 1 if timeout else len(self._calls)
+                for call in self._ray.wait(list(self._calls), num_returns=count, timeout=pause)[0]:
+                    self._read(call)
+            else:
+                time.sleep(min(pause, 0.05))
+            if now - self._checked_lives > _CHECK_LIVES and self._lives:
+                self._checked_lives = now
+                for call in self._ray.wait(list(self._lives), num_returns=len(self._lives), timeout=0)[0]:
+                    self._ended(call)
+            if now >= until:
+                break
+        inbox, self._inbox = self._inbox, []
+        return inbox
+
+    def _read(self, call: Any) -> None:
+        """Make a notice of a call that has ended."""
+        worker, incarnation, make = self._calls.pop(call)
+        errors = self._ray.exceptions
+        try:
+            notice = make(self._ray.get(call))
+        except errors.ActorUnavailableError:
+            return  # a message may be lost: the request is sent again
+        except errors.RayActorError as error:
+            self._inbox.append(self._died(worker, incarnation, str(error)))
+            return
+        except errors.RayError:
+            return  # the reply was on a machine that is gone, and so is its worker
+        if isinstance(notice, Ready):
+            address = {node["NodeID"]: node["NodeManagerAddress"] for node in self._ray.nodes()}.get(notice.node, "")
+            self._pids[f"{address} {notice.pid}"] = (worker, incarnation)
+        if notice is not None:
+            self._inbox.append(notice)
+
+    def _ended(self, call: Any) -> None:
+        """A worker's process has ended."""
+        worker, incarnation = self._lives.pop(call)
+        try:
+            self._ray.get(call)
+        except self._ray.exceptions.RayError as error:
+            self._inbox.append(self._died(worker, incarnation, str(error)))
+
+    def _died(self, worker: int, incarnation: int, error: str) -> Died:
+        """How a process ended, with its number, the signal as far as that is known, and where its output is."""
+        text, final = _why_dead(error)
+        named = re.search(r"\bpid: (\d+)", error)  # one that died before it was ready has not said its number itself
+        pid = next((key.rpartition(" ")[2] for key, whose in self._pids.items() if whose == (worker, incarnation)), "")
+        pid = pid or (named[1] if named else "")
+        printed = [*self._output.recent(worker, incarnation), *self._printed(pid)]
+        if text == "its process died":
+            text = f"its process died {_last_words(printed)}"
+        path = self._output.path(worker, incarnation)
+        where = f"; its output is in {path}" if path is not None and (printed or path.exists()) else ""
+        return Died(worker, incarnation, f"{text}{f' (pid {pid})' if pid else ''}{where}", final)
+
+    def _printed(self, pid: str) -> list[str]:
+        """The newest lines of a process on this machine: they reach us later than the news of its death."""
+        logs = Path(self._ray._private.worker._global_node.get_logs_dir_path())
+        lines: list[str] = []
+        for path in logs.glob(f"worker-*-{pid}.err") if pid else ():
+            with suppress(OSError):
+                tail = path.read_bytes()[-20_000:].decode(errors="replace").splitlines()
+                lines += [line for line in tail if not line.startswith(":")]  # those are Ray's
+        return lines
+
+    def close(self) -> None:
+        """Stop all workers, and Ray if it was started here and no other run uses it."""
+        for worker in [] if self._broken else list(self._actors):
+            self.stop(worker)
+        self._streams.remove_handler(f"dualdelay {id(self)}")
+        self._output.close()
+        if self._ours:
+            with _OurRay.lock:
+                _OurRay.users -= 1
+                if _OurRay.users == 0:
+                    self._ray.shutdown()
+
+
+def _why_dead(error: str) -> tuple[str, bool]:
+    """Why an actor is dead, from Ray's explanation, and whether the next would die of the same."""
+    lines = re.sub(r"\x1b\[\d+m", "", error).strip().splitlines()
+    if "creation task" in lines[0]:
+        return f"it could not start: {lines[-1]}", True
+    if "low on memory" in error or "memory monitor" in error:
+        return "its process was killed because its machine ran out of memory", False
+    signal = re.search(r"SIG[A-Z]+", error.partition("Some common causes")[0])
+    return (f"its process was ended by {signal[0]}" if signal else "its process died"), False
+
+
+def _last_words(lines: Sequence[str]) -> str:
+    """The signal that a process says it got, in what it printed last; without one it was killed before it could say."""
+    for pattern in (r"\*\*\* (SIG[A-Z]+) received", r"Fatal Python error: (.*)"):
+        matches = [match for match in (re.search(pattern, line) for line in lines) if match]
+        if matches:
+            return f"by {matches[-1][1]}"
+    return "without a word, as by SIGKILL (kill -9, or the kernel when memory runs out) or by os._exit"

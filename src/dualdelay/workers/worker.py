@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core import Problem, Samples
+from ..core import Problem
 from ..core.compression import Packed
 from ..core.devices import use_threads
 from ..engine.fleet import Message, answer
-from .messages import Array, Reply, Request
+from .messages import Array, EvaluationRequest, JobRequest, Reply
 
 
 class Worker:
@@ -32,17 +32,17 @@ class Worker:
         self._reply: Reply | None = None  # the answer to it
         self._keep: Tensor | None = None  # what is kept once that is accepted
         self._held: Tensor | None = None
-        self._x = torch.empty(0)  # a model of our own: what Ray hands out is read-only
+        self._x = torch.empty(0)  # a model of its own: what Ray hands out is read-only
 
-    def compute(self, request: Request, x: Array, held: Array | None) -> Reply | None:
+    def compute(self, request: JobRequest, x: Array, held: Array | None) -> Reply | None:
         """Do a job; ``held`` is what this worker is to keep if it is new."""
         with self._lock:
             if request.sequence < self._sequence:
                 return None
             if request.sequence == self._sequence:
                 return self._reply
-            if request.unit:
-                self._problem.set_mean_samples(request.unit)
+            if request.mean_samples:
+                self._problem.set_mean_samples(request.mean_samples)
             if request.accepted == self._sequence and self._sequence >= 0:
                 self._held = self._keep
             elif request.accepted < 0:
@@ -50,7 +50,7 @@ class Worker:
             self._sequence, self._keep, self._reply = request.sequence, None, None
         start = time.perf_counter()
         try:
-            model = self._own(x)
+            model = self._model(x)
             gradient, loss = self._problem.gradient(model, self._worker, request.draw)
             done = answer(gradient, float(loss), model, self._message, self._held)
             value = done.value.arrays() if isinstance(done.value, Packed) else done.value.detach().cpu().numpy()
@@ -64,18 +64,18 @@ class Worker:
             self._reply, self._keep = reply, keep
         return reply
 
-    def measure(self, x: Array, samples: Samples, unit: float) -> dict[str, Any] | str:
+    def evaluate(self, request: EvaluationRequest, x: Array) -> dict[str, Any] | str:
         """This worker's part of an evaluation, with the seconds it took, or a traceback."""
         start = time.perf_counter()
         try:
-            if unit:
-                self._problem.set_mean_samples(unit)
+            if request.mean_samples:
+                self._problem.set_mean_samples(request.mean_samples)
             self._problem.samples(self._worker)  # its data may have to be built, which is no part of it
-            start, model = time.perf_counter(), self._own(x)
-            few = () if samples is None else (samples,)
-            part = self._problem.measure(model, self._worker, *few)
-            sent = {name: v.detach().cpu().numpy() if isinstance(v, Tensor) else v for name, v in part.items()}
-            return {**sent, "loss": float(sent["loss"]), "seconds": time.perf_counter() - start}
+            start, model = time.perf_counter(), self._model(x)
+            some = () if request.samples is None else (request.samples,)
+            part = self._problem.measure(model, self._worker, *some)
+            arrays = {name: v.detach().cpu().numpy() if isinstance(v, Tensor) else v for name, v in part.items()}
+            return {**arrays, "loss": float(arrays["loss"]), "seconds": time.perf_counter() - start}
         except BaseException:
             return traceback.format_exc()
 
@@ -86,15 +86,22 @@ class Worker:
         except BaseException:
             return traceback.format_exc()
 
-    def held(self, accepted: int) -> Array | None:
+    def kept(self, accepted: int) -> Array | None:
         """What this worker keeps, given the last reply that the server took."""
         with self._lock:
             held = self._keep if accepted == self._sequence and accepted >= 0 else self._held
             return None if held is None else held.numpy()
 
-    def _own(self, x: Array) -> Tensor:
+    def _model(self, x: Array) -> Tensor:
         use_threads(self._threads)
         if self._x.shape != x.shape:
             self._x = torch.empty(x.shape, dtype=torch.from_numpy(np.empty(0, x.dtype)).dtype)
         np.copyto(self._x.numpy(), x)
         return self._x
+
+
+def part_of(answer: dict[str, Any] | str) -> dict[str, Any] | str:
+    """A worker's part of an evaluation as the server uses it: with tensors for arrays."""
+    if isinstance(answer, str):
+        return answer
+    return {name: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for name, v in answer.items()}

@@ -1,131 +1,62 @@
 """Attacks on the server of real workers: replies that make no sense, without any process but this one.
 
-Server and workers are the real ones, with a post in this process between them whose seconds pass only while somebody waits,
-as in tests/workers/test_coordinator.py. What workers answer is spoilt on its way.
+Server and workers are the real ones, on virtual time. What workers answer is spoilt on its way.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
-from torch import Tensor
 
 import dualdelay as dd
 from dualdelay.core.compression import Packed
-from dualdelay.core.environment import environment
-from dualdelay.runs.names import label
-from dualdelay.workers.desk import Piece
-from dualdelay.workers.messages import Measured, Notice, Ready, Reply, Request
-from dualdelay.workers.worker import Worker
+from dualdelay.runs.names import REGISTRIES, label
+from dualdelay.workers.messages import Evaluated, Notice, Reply
+from dualdelay.workers.testing import VirtualFleet, VirtualTransport
 from torture_core import Attack, Failure, attempt, must
 
-# ---------------------------------------------------------------------------------------------------- a post without Ray
+
+@dataclass(frozen=True, kw_only=True)
+class LyingFleet(VirtualFleet):
+    """Workers of this process, on virtual time, whose answers are spoilt on their way."""
+
+    spoil: Callable[[Notice], list[Any]] = field(repr=False, compare=False)
+
+    def connect(self, problem: dd.Problem, message: Any, output: Path | None = None) -> VirtualTransport:
+        transport = super().connect(problem, message)
+        receive = transport.receive
+        transport.receive = lambda timeout: [lie for notice in receive(timeout) for lie in self.spoil(notice)]
+        return transport
 
 
-class Process(Worker):
-    """A worker that can die."""
+@dataclass(frozen=True)
+class LocalRay(dd.RayFleet):
+    """What folders call Ray's workers, in this process and on virtual time."""
 
-    alive, free, incarnation = True, 0.0, 0
-
-
-class LocalPost:
-    """What the server uses of ``Post``, with workers in this process; ``spoil`` has all notices first."""
-
-    def __init__(
-        self, clock: SimpleNamespace, spoil: Callable[[Notice], list[Any]], fleet: Any, problem: dd.Problem, *kit: Any
-    ) -> None:
-        self._clock, self._spoil, self._kit = clock, spoil, (problem, kit[0])
-        self._due: list[tuple[float, int, Callable[[], Notice | None]]] = []
-        self._count, self.processes = itertools.count(), dict[int, Process]()
-
-    def _call(self, process: Process, seconds: float, answer: Callable[[], Notice | None]) -> None:
-        process.free = max(self._clock.now, process.free) + seconds
-        heapq.heappush(self._due, (process.free, next(self._count), lambda: answer() if process.alive else None))
-
-    def hire(self, worker: int, incarnation: int) -> None:
-        self.dismiss(worker)
-        process = self.processes[worker] = Process(worker, *self._kit, 1)
-        samples = process.samples() if self._kit[0].needs_sample_counts else None
-        self._call(process, 0.05, partial(Ready, worker, incarnation, "here", 1, environment(), samples))
-
-    def dismiss(self, worker: int) -> None:
-        if worker in self.processes:
-            self.processes.pop(worker).alive = False
-
-    def put(self, x: Tensor) -> Any:
-        return x.detach().numpy().copy()
-
-    def get(self, model: Any) -> Tensor:
-        return torch.from_numpy(model)
-
-    def ask(self, request: Request, model: Any, held: Tensor | None) -> None:
-        if request.worker in self.processes:
-            process, spare = self.processes[request.worker], None if held is None else held.numpy().copy()
-            self._call(process, 0.01 * (1 + request.worker), lambda: process.compute(request, model, spare))
-
-    def measure(self, worker: int, incarnation: int, piece: Piece, unit: float) -> None:
-        process = self.processes[worker]
-
-        def measured() -> Measured:
-            part = process.measure(piece.model.x, piece.samples, unit)
-            if isinstance(part, dict):
-                part = {k: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for k, v in part.items()}
-                part["seconds"] = 0.01
-            return Measured(worker, incarnation, piece.evaluation, part)
-
-        self._call(process, 0.01, measured)
-
-    def held(self, accepted: Mapping[int, int]) -> dict[int, Tensor | None]:
-        there = [worker for worker in accepted if worker in self.processes]
-        kept = {worker: self.processes[worker].held(accepted[worker]) for worker in there}
-        return {worker: None if held is None else torch.from_numpy(held.copy()) for worker, held in kept.items()}
-
-    def lacking(self, worker: int) -> str:
-        return ""
-
-    def receive(self, timeout: float) -> list[Any]:
-        until, notices = self._clock.now + timeout, list[Any]()
-        self._clock.now += 1e-5
-        while self._due and self._due[0][0] <= until and not notices:
-            moment, _, happens = heapq.heappop(self._due)
-            self._clock.now = max(self._clock.now, moment)
-            notice = happens()
-            notices += [] if notice is None else self._spoil(notice)
-        if not notices:
-            self._clock.now = max(self._clock.now, until)
-        return notices
-
-    def close(self) -> None:
-        for worker in list(self.processes):
-            self.dismiss(worker)
+    def connect(self, problem: dd.Problem, message: Any, output: Path | None) -> VirtualTransport:
+        return VirtualFleet().connect(problem, message)
 
 
 @contextmanager
-def local(spoil: Callable[[Notice], list[Any]] = lambda notice: [notice]) -> Iterator[None]:
-    """While this lasts real workers are in this process, and their seconds pass at once."""
-    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
-    with (
-        mock.patch("dualdelay.workers.staff.time", clock),
-        mock.patch("dualdelay.workers.crew.time", clock),
-        mock.patch("dualdelay.workers.crew.Post", partial(LocalPost, clock, spoil)),
-    ):
-        yield
+def local() -> Iterator[LocalRay]:
+    """While this lasts, the workers of folders that name Ray are in this process."""
+    with mock.patch.dict(REGISTRIES["fleet"], ray=LocalRay):
+        yield LocalRay()
 
 
-# -------------------------------------------------------------------------------------------------------------- messages
+def fleet_of(gone: Any, spoil: Callable[[Notice], list[Any]] = lambda notice: [notice]) -> LyingFleet:
+    faults = dd.FaultPolicy(patience=1.0, resend=0.05, deadline=3.0, gone=gone)
+    return LyingFleet(faults=faults, job_seconds=lambda request: 0.01 * (1 + request.worker), spoil=spoil)
 
 
 class Liar:
@@ -140,7 +71,7 @@ class Liar:
         chance, made = self._chance, [notice]
         if chance.random() < self._share and self._left > 0:
             self._left -= 1
-            kinds = {Reply: REPLIES, Measured: PARTS}.get(type(notice), {})
+            kinds = {Reply: REPLIES, Evaluated: PARTS}.get(type(notice), {})
             kind = chance.choice([*kinds, "twice", "again"])
             self.lies[kind] += 1
             if kind == "twice":
@@ -260,23 +191,20 @@ class Messages(Attack):
             "evaluation": dd.Evaluation(every=5),
         }
         said, folder = f"{label(method)} on {type(problem).__name__}", place / "run"
-        with local(liar):
-            fleet = dd.RayFleet(patience=1.0, resend=0.05, deadline=3.0, gone=chance.choice(["leave", "freeze"]))
-            made = attempt(
-                f"{said} with lies",
-                lambda: dd.train(
-                    method, problem, fleet, updates=15, folder=folder, watch=dd.Reporting(progress=False), **rules
-                ),
-            )
+        gone, silent = chance.choice(["leave", "freeze"]), dd.Reporting(progress=False)
+        fleet, honest = fleet_of(gone, liar), fleet_of(gone)
+        ended = attempt(
+            f"{said} with lies",
+            lambda: dd.train(method, problem, fleet, updates=15, folder=folder, watch=silent, **rules),
+        )
         said = f"{said} after {dict(liar.lies)}"
-        with local():
-            if not isinstance(made, dd.DualDelayError):
-                require_sound(made, said, liar)
-            elif folder.exists():
-                must("lost run", f"load, {said}", lambda: dd.load(folder))
-                again = attempt(f"resume, {said}", lambda: dd.resume(folder, watch=dd.Reporting(progress=False)))
-                if not isinstance(again, dd.DualDelayError):
-                    require_sound(again, said, liar)
+        if not isinstance(ended, dd.DualDelayError):
+            require_sound(ended, said, liar)
+        elif folder.exists():
+            must("lost run", f"load, {said}", lambda: dd.load(folder))
+            again = attempt(f"resume, {said}", lambda: dd.resume(folder, fleet=honest, watch=silent))
+            if not isinstance(again, dd.DualDelayError):
+                require_sound(again, said, liar)
 
 
 def require_sound(run: dd.Run, said: str, liar: Liar) -> None:

@@ -1,0 +1,656 @@
+"""The coordinator of real workers: it sends requests, takes replies, and puts right what crashes and lost messages undo.
+
+Every worker has a record with an explicit state (``records.py``). A transport, given from outside, starts and stops
+processes and carries messages; its clock is the coordinator's. What happens is queued as events, which the loop takes one
+by one.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import math
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core import Arrival, Job, Problem
+from ..core.compression import Packed, size_of, unpacked
+from ..core.environment import changes, environment
+from ..core.errors import RunFailed
+from ..engine.evaluation import WorkersEvaluation
+from ..engine.events import Event, EventKind
+from ..engine.fleet import NOTHING, Fleet, Model
+from .evaluations import PendingEvaluation, PendingEvaluations
+from .messages import (
+    Evaluated,
+    EvaluationRequest,
+    JobRequest,
+    Notice,
+    Ready,
+    Reply,
+    checked,
+    is_part,
+    last_line,
+    request_of,
+)
+from .records import Memory, Status, WorkerRecord
+from .settings import Wish, WorkerFleet
+from .transport import Transport
+
+log = logging.getLogger("dualdelay")
+
+_IDLE = 0.2  # seconds after which the loop hears that nothing has happened
+_CHECK = 0.1  # seconds between two looks at who is late
+_DEAF = 1.0  # seconds between two calls of receive that count as listening; what the server slept beyond is no one's delay
+_REMINDER = 15.0  # seconds of waiting for processes after which, again and again, a warning names them
+_GRADIENTS_PER_PIECE = 16  # gradients' worth of samples that a worker evaluates in one request, where it evaluates all
+_ASKED = "it was asked to"  # as in engine.result.PLANNED: nothing is wrong with such a worker
+
+
+class Coordinator(Fleet):
+    """Real workers as a fleet. What a crash takes from one of them is put right before its next job goes out."""
+
+    copies_models = True
+    real = True
+
+    def __init__(self, fleet: WorkerFleet, problem: Problem, transport: Transport) -> None:
+        super().__init__(problem)
+        fleet.control.begin(problem.workers, fleet.room)
+        self.evaluates = problem.measures
+        self.records = [WorkerRecord(worker) for worker in range(problem.workers)]
+        self._fleet, self._policy, self._control, self._transport = fleet, fleet.faults, fleet.control, transport
+        self._events: deque[Event] = deque()  # what has happened and the loop has not taken; times are filled in then
+        self._head: Event | None = None  # what the loop takes next
+        self._replies: dict[int, Reply] = {}  # by worker: those among the events
+        self._last_reply: Reply | None = None  # the one that the loop took last
+        self._wakes: list[float] = []
+        self._current = Model(-1, None)
+        self._evaluations = PendingEvaluations(self._evaluation_ended)
+        self._ended_evaluations: deque[PendingEvaluation] = deque()
+        self._known: dict[int, Tensor] = {}  # what workers said they keep, for the event at hand
+        self._silent: dict[int, tuple[int, int]] = {}  # who did not say what it keeps: its incarnation and jobs done then
+        self._left: set[int] = set()
+        self._heard_gradient = False  # whether one has ever come
+        self._mean_samples = 0.0  # of the workers, where they count by samples that only they can count
+        self._failure = ""  # why the run cannot go on
+        self._environment = environment()
+        self._began = transport.now()
+        self._checked = 0.0  # when it was last looked at who is late
+        self._listened, self._deaf = transport.now(), 0.0  # when the server listened last, and for how long it did not
+
+    # --- time ---
+
+    @property
+    def now(self) -> float:
+        """Seconds since the run began, without those in which it was stopped."""
+        return self._transport.now() - self._began
+
+    @property
+    def listening_time(self) -> float:
+        """A clock of the seconds in which the server would have heard an answer: workers' deadlines are counted by it."""
+        return self._transport.now() - self._deaf
+
+    # --- the beginning ---
+
+    def begin(self) -> None:
+        absent = self._fleet.absent_at_first(len(self.records))
+        self._start_all(absent, 0.0)
+        for worker in absent:
+            self.records[worker].move(Status.LEAVING)
+            self._push(EventKind.LEFT, worker, text="not there at the start")
+        if self._problem.needs_sample_counts:
+            counts = [record.samples for record in self.records if record.samples is not None]
+            if not counts:
+                why = next((event.text for event in self._events if event.text), "none of their processes has started")
+                raise RunFailed(f"no worker can say how many samples it has, and workers are to count by them: {why}")
+            self._set_mean_samples(math.fsum(counts) / len(counts))
+            self._push(EventKind.WEIGHED, -1, text=repr(self._mean_samples))
+
+    def _set_mean_samples(self, mean: float) -> None:
+        if mean:
+            self._mean_samples = mean
+            self._problem.set_mean_samples(mean)
+
+    def _start_all(self, absent: Collection[int], now: float, returning: Collection[int] = ()) -> None:
+        """Start all but the absent workers' processes, and the clock at ``now`` when they are there: none has a head start.
+
+        Those of the absent that are ``returning`` join when they are there.
+        """
+        self._began = self._transport.now()
+        for record in self.records:
+            if record.number not in absent or record.number in returning:
+                self._start(record)
+            if record.number in returning:
+                record.move(Status.OVERDUE)
+        reminder = _REMINDER
+        while self._has_any(Status.STARTING) or (self._has_any(Status.OVERDUE) and self.now < self._policy.patience):
+            self._check(-1)
+            self._receive(0.2)
+            if self.now > reminder:
+                reminder += _REMINDER
+                late = [r.number for r in self.records if r.status in (Status.STARTING, Status.OVERDUE)]
+                log.warning("after %.0f s still waiting for the processes of workers %s to start", self.now, late)
+        self._began = self._transport.now() - now
+        self._checked = -math.inf  # wishes are looked at first
+        for record in self.records:
+            record.since = record.sent = self.listening_time
+
+    def _has_any(self, status: Status) -> bool:
+        return any(record.status is status for record in self.records)
+
+    def _start(self, record: WorkerRecord) -> None:
+        """Start a worker's process."""
+        record.move(Status.STARTING)
+        record.since = self.listening_time
+        self._transport.start(record.number, record.incarnation)
+        self._dispatch(record)
+
+    # --- what the loop takes ---
+
+    def peek(self) -> Event | None:
+        until = self._transport.now() + _IDLE
+        if self._head is None:
+            self._known = {}
+        while self._head is None:
+            self._check(self._current.version)
+            now = self.now
+            if self._failure:
+                raise RunFailed(self._failure)
+            if self._wakes and self._wakes[0] <= now:
+                self._head = Event(now, EventKind.WAKE)
+            elif self._events:
+                if self._prepared(self._events[0]):
+                    self._head = self._events.popleft()._replace(time=now)
+            elif not self._has_work():
+                return None
+            elif self._transport.now() >= until:
+                self._head = Event(now, EventKind.IDLE)
+            else:
+                self._receive(max(0.0, min([until - self._transport.now(), *(wake - now for wake in self._wakes[:1])])))
+        return self._head
+
+    def _has_work(self) -> bool:
+        """Whether something may still come: a wake, an evaluation, a job's end or a process that starts late."""
+        working = any(record.at_work and record.jobs for record in self.records)
+        if self._wakes or self._evaluations.open or working or self._has_any(Status.OVERDUE):
+            return True
+        stuck = [record.number for record in self.records if record.jobs]
+        if stuck:
+            raise RunFailed(f"nobody is at work: the others wait for workers {stuck}, which are frozen.")
+        return False
+
+    def _prepared(self, event: Event) -> bool:
+        """Have at hand what an event needs; if a worker's memory turns out to be lost on the way, that comes first."""
+        keeping = self._keeping()
+        if event.kind is EventKind.LEFT:
+            keeping = [event.worker] if event.worker in keeping else []
+        elif event.kind is not EventKind.RESTORED:
+            return True
+        self._silent.clear()  # this cannot go on without them
+        self._known = self._ask_kept(keeping)
+        missing = [worker for worker in keeping if worker not in self._known]
+        self._lose_memories(*missing)
+        for worker in missing:
+            record = self.records[worker]
+            if record.at_work and not record.blocked:
+                self._crashed(record, "it does not say what it keeps")
+        return not missing
+
+    def pop(self) -> None:
+        event, self._head = self._head, None
+        assert event is not None
+        match event.kind:
+            case EventKind.ARRIVAL | EventKind.FAILED:
+                self._last_reply = self._replies.pop(event.worker)
+            case EventKind.CRASHED:
+                if self.records[event.worker].memory is Memory.AT_WORKER:
+                    self._lose_memories(event.worker)
+                else:
+                    self._unblock(self.records[event.worker])
+            case EventKind.LEFT | EventKind.FROZEN:
+                self._gone(self.records[event.worker], event)
+            case EventKind.JOINED:
+                self._left.discard(event.worker)
+            case EventKind.WAKE:  # not before: what is due and saved is due again
+                heapq.heappop(self._wakes)
+        if event.text and event.worker >= 0:
+            log.warning("worker %d %s: %s", event.worker, event.kind.value, event.text)
+
+    def arrival(self, event: Event) -> Arrival:
+        job = Job(event.worker, event.draw, self._jobs[event.worker][event.draw].version)
+        reply = self._replies[event.worker]
+        message = reply.value if isinstance(reply.value, Packed) else torch.from_numpy(reply.value)
+        value = NOTHING if reply.error else unpacked(message)
+        return Arrival(job, value, event.time, event.seconds, reply.loss, size_of(message))
+
+    def accept(self, a: Arrival) -> None:
+        assert self._last_reply is not None
+        record = self.records[a.worker]
+        del self._jobs[a.worker][a.job.draw]
+        record.forgive()
+        record.accepted = self._last_reply.request.sequence
+        if self._last_reply.keeps:
+            record.keep_at_worker()
+        self._dispatch(record)
+
+    def _push(self, kind: EventKind, worker: int, draw: int = -1, seconds: float = 0.0, text: str = "") -> None:
+        """Something has happened."""
+        self._events.append(Event(0.0, kind, worker, draw, seconds, text=text))
+
+    # --- orders ---
+
+    def _lend(self, version: int, x: Tensor) -> Model:
+        if self._current.version != version:
+            self._current = Model(version, self._transport.put(x))
+        return self._current
+
+    def _weights(self, model: Model) -> Tensor:
+        return self._transport.get(model.x)
+
+    def _begin(self, worker: int, draw: int, model: Model, *, sent: bool) -> None:
+        self.records[worker].queue.append(draw)
+        self._dispatch(self.records[worker])
+
+    def _begin_first(self, worker: int, draw: int, model: Model) -> None:
+        self.records[worker].queue.appendleft(draw)
+        self._dispatch(self.records[worker])
+
+    def _cancelled(self, worker: int) -> None:
+        self._drop_jobs(self.records[worker])
+
+    def _drop_jobs(self, record: WorkerRecord) -> None:
+        """A worker's jobs are no more; a reply that was not taken is dropped."""
+        record.drop_jobs()
+        if self._replies.pop(record.number, None) is not None:
+            ends = [event for event in self._events if event.worker == record.number and event.kind.ends_job]
+            for event in ends:
+                self._events.remove(event)
+
+    def _wake(self, time: float) -> None:
+        heapq.heappush(self._wakes, time)
+
+    def expel(self, worker: int, text: str) -> None:
+        self._give_up(self.records[worker], text)
+
+    # --- requests ---
+
+    def _dispatch(self, record: WorkerRecord) -> None:
+        """Ask a worker for its next job if it is free, or for an evaluation if it can afford that."""
+        if not record.is_free or record.number in self._replies:
+            return
+        wanted = self._evaluations.wanted(record.number)
+        if wanted is not None and (not record.queue or self._may_evaluate(record, wanted[1])):
+            number, evaluation = wanted
+            samples = evaluation.next_samples(record.number)
+            record.evaluating = EvaluationRequest(record.number, record.incarnation, number, samples, self._mean_samples)
+            record.since = self.listening_time
+            self._transport.send(record.evaluating, evaluation.model.x)
+        elif record.queue:
+            record.sequence += 1
+            record.since, record.pause, record.alarmed = self.listening_time, self._policy.resend, False
+            self._send_job(record, record.queue.popleft())
+
+    def _may_evaluate(self, record: WorkerRecord, evaluation: PendingEvaluation) -> bool:
+        """Whether an evaluation may go before a job: a job goes first, and then it must fit into the worker's time."""
+        if record.jobs_done == evaluation.asked[record.number]:
+            return False
+        return evaluation.limit is None or self._can_afford(record, evaluation.limit)
+
+    def _can_afford(self, record: WorkerRecord, limit: float) -> bool:
+        """Whether another evaluation keeps within that share of the worker's time."""
+        return record.evaluation_seconds + record.last_evaluation_seconds <= limit * self.now
+
+    def _send_job(self, record: WorkerRecord, draw: int) -> None:
+        """Send a request; until a new process has answered once, what it is to keep goes with it."""
+        model = self._jobs[record.number][draw]
+        name = (record.number, record.incarnation, record.sequence, draw, model.version)
+        record.request = JobRequest(*name, record.accepted, self._mean_samples)
+        record.sent = self.listening_time
+        self._transport.send(record.request, model.x, record.held if record.accepted < 0 else None)
+
+    # --- notices ---
+
+    def _receive(self, timeout: float) -> None:
+        """Take what comes in within so many seconds, and all that has come in before."""
+        for notice in self._transport.receive(timeout):
+            self._take(notice)
+        now = self._transport.now()
+        self._deaf += max(0.0, now - self._listened - timeout - _DEAF)
+        self._listened = now
+
+    def _take(self, notice: Notice) -> None:
+        if isinstance(notice, Reply):
+            self._take_reply(notice)
+            return
+        record = self.records[notice.worker]
+        if notice.incarnation != record.incarnation:
+            return
+        if isinstance(notice, Ready):
+            self._take_ready(record, notice)
+        elif isinstance(notice, Evaluated):
+            self._take_evaluated(record, notice)
+        elif record.status in (Status.STARTING, Status.PRESENT, Status.OVERDUE):
+            self._crashed(record, notice.text, final=notice.final)
+        elif record.status is Status.FROZEN and record.memory is Memory.AT_WORKER:
+            self._push(EventKind.CRASHED, record.number, text=notice.text)
+
+    def _take_ready(self, record: WorkerRecord, notice: Ready) -> None:
+        """A worker's process has started."""
+        self._control.places[record.number] = (notice.node, notice.pid)
+        record.samples = notice.samples if isinstance(notice.samples, int) else None
+        if isinstance(notice.samples, str):
+            self._crashed(record, f"its data cannot be counted: {last_line(notice.samples)}", final=True)
+            return
+        machine = changes(self._environment, notice.environment)
+        if machine and machine != record.machine:
+            record.machine = machine
+            self._push(EventKind.MACHINE, record.number, text=machine)
+        if record.status is Status.OVERDUE:
+            kind = EventKind.JOINED if self._policy.gone == "leave" else EventKind.THAWED
+            self._push(kind, record.number, text="its process has started")
+        if record.status in (Status.STARTING, Status.OVERDUE):
+            record.move(Status.PRESENT)
+            record.since = record.sent = self.listening_time
+            self._dispatch(record)
+
+    def _take_evaluated(self, record: WorkerRecord, notice: Evaluated) -> None:
+        """A worker has answered to an evaluation."""
+        record.evaluating, part = None, notice.part
+        if not is_part(part):
+            text = part if isinstance(part, str) else f"it sent {part!r:.100} for an evaluation"
+            log.warning("worker %d could not evaluate: %s", record.number, text)
+            self._evaluations.fail(notice.evaluation, record.number, last_line(text))
+        elif isinstance(part, dict):
+            record.last_evaluation_seconds = part.get("seconds", 0.0)
+            record.evaluation_seconds += record.last_evaluation_seconds
+            self._evaluations.take(notice.evaluation, record.number, part)
+        self._dispatch(record)
+
+    def _take_reply(self, reply: Reply) -> None:
+        """Take the reply to the request that is open; any other was answered, replaced or cancelled before."""
+        named = request_of(reply)
+        record = self.records[named.worker] if named is not None and named.worker in range(len(self.records)) else None
+        if named is None or record is None or record.request is None or not named.is_same_question(record.request):
+            self._control.counts["dropped"] += 1
+            return
+        request, record.request = record.request, None
+        record.jobs_done += 1
+        reply = checked(reply)._replace(request=request)
+        self._replies[record.number] = reply
+        if not reply.error:
+            self._heard_gradient = True
+            self._push(EventKind.ARRIVAL, record.number, request.draw, reply.seconds)
+            return
+        record.failures += 1
+        self._push(EventKind.FAILED, record.number, request.draw, reply.seconds, reply.error)
+        tried = [other for other in self.records if other.at_work or other.failures]
+        if not self._heard_gradient and len(tried) > 1 and all(other.failures for other in tried):
+            last = last_line(reply.error)
+            self._failure = f"nobody could compute a first gradient; worker {record.number} says: {last}"
+        if record.failures > self._policy.retries:
+            self._give_up(record, f"{record.failures} exceptions in a row, the last: {last_line(reply.error)}")
+
+    # --- faults ---
+
+    def _crashed(self, record: WorkerRecord, text: str, *, final: bool = False) -> None:
+        """A worker's process is gone; the next one goes on with the jobs it had."""
+        overdue = record.status is Status.OVERDUE
+        record.lose_process()
+        self._evaluations.begin_again(record.number)
+        jobs = self._given(record)
+        self._drop_jobs(record)
+        record.queue.extend(jobs)
+        self._push(EventKind.CRASHED, record.number, text=text)
+        if not final and record.crashes <= self._policy.restarts:
+            self._start(record)
+            if overdue:
+                record.move(Status.OVERDUE)
+            return
+        self._transport.stop(record.number)
+        if overdue:
+            record.move(Status.ABSENT if self._policy.gone == "leave" else Status.FROZEN)
+        else:
+            self._give_up(record, text if final else f"{record.crashes} crashes in a row, the last: {text}")
+
+    def _given(self, record: WorkerRecord) -> list[int]:
+        """The draws that a worker was given and the loop has not taken; a reply that is due may still be lost."""
+        reply = self._replies.get(record.number)
+        return [*([] if reply is None else [reply.request.draw]), *record.jobs]
+
+    def _give_up(self, record: WorkerRecord, text: str, status: Status = Status.LEAVING) -> None:
+        """A worker has to go, by the rule for those that are gone for good."""
+        if record.status is not status:
+            record.move(status)
+        self._evaluations.drop(record.number)
+        self._push(EventKind.LEFT if self._policy.gone == "leave" else EventKind.FROZEN, record.number, text=text)
+
+    def _gone(self, record: WorkerRecord, event: Event) -> None:
+        """A worker leaves or is frozen now; too few of the others are a reason to stop."""
+        self._evaluations.drop(record.number)
+        if record.status is Status.LEAVING:
+            record.move(Status.ABSENT if event.kind is EventKind.LEFT else Status.FROZEN)
+            if event.kind is EventKind.LEFT or record.memory is not Memory.AT_WORKER:
+                self._transport.stop(record.number)
+        at_work = sum(other.at_work for other in self.records)
+        if at_work < self._policy.minimum:
+            self._failure = (
+                f"{at_work} workers are at work, fewer than the minimum of {self._policy.minimum}; the last that went was "
+                f"worker {record.number} ({event.text})."
+            )
+
+    def _unblock(self, record: WorkerRecord) -> None:
+        """What a crash has done is put right: the worker's jobs go on."""
+        record.blocked = False
+        self._dispatch(record)
+
+    def _check(self, version: int) -> None:
+        """Look, a few times a second, at what was wished for and at who is late."""
+        if self.now - self._checked < _CHECK:
+            return
+        self._checked = self.now
+        for wish, worker in self._control.take_wishes():
+            self._grant(wish, worker)
+        if any(self._is_overdue(record) for record in self.records):
+            self._receive(0.0)  # their answers may have been waiting, for a server that was busy or asleep
+        for record in self.records:
+            if self._is_overdue(record):
+                self._time_out(record)
+            elif record.status is Status.PRESENT and record.request is not None:
+                if self.listening_time - record.sent > record.pause:
+                    record.pause *= 2
+                    self._control.counts["sent again"] += 1
+                    self._send_job(record, record.request.draw)
+                behind, alarm = version - record.request.version, self._policy.alarm
+                if alarm is not None and behind > alarm and not record.alarmed:
+                    record.alarmed = True
+                    text = f"its job is {behind} versions behind, more than {alarm}"
+                    self._push(EventKind.LATE, record.number, text=text)
+
+    def _is_overdue(self, record: WorkerRecord) -> bool:
+        """Whether a worker has had all its time."""
+        waited = self.listening_time - record.since
+        if record.status is Status.STARTING:
+            return waited > self._policy.patience
+        busy = record.request is not None or record.evaluating is not None
+        return record.status is Status.PRESENT and busy and waited > self._policy.deadline
+
+    def _time_out(self, record: WorkerRecord) -> None:
+        """Go on without a worker that has had all its time."""
+        if record.status is Status.STARTING:
+            why = self._transport.why_not_started(record.number)
+            text = f"its process has not started in {self._policy.patience:g} s{why}; it may come later"
+            self._give_up(record, text, Status.OVERDUE)
+            return
+        what = "an evaluation" if record.request is None else f"job number {record.request.draw}"
+        self._crashed(record, f"no answer in {self._policy.deadline:g} s to {what}", final=True)
+
+    def _grant(self, wish: Wish, worker: int) -> None:
+        """Do what a user wants of a worker, if that can be."""
+        record = self.records[worker] if 0 <= worker < len(self.records) else None
+        if record is not None and wish is Wish.LEAVE and record.at_work:
+            record.move(Status.LEAVING)
+            self._evaluations.drop(worker)
+            self._push(EventKind.LEFT, worker, text=_ASKED)
+        elif record is not None and wish is Wish.JOIN and record.status in (Status.ABSENT, Status.FROZEN):
+            record.forgive()
+            self._push(EventKind.JOINED if record.status is Status.ABSENT else EventKind.THAWED, worker, text=_ASKED)
+            if record.memory is Memory.AT_WORKER:  # it was frozen, and its process stayed
+                record.move(Status.PRESENT)
+                self._dispatch(record)
+            else:
+                record.incarnation += 1
+                record.accepted = -1
+                self._start(record)
+        elif record is not None and wish is Wish.JOIN and record.status is Status.LEAVING:
+            self._control.join(worker)  # when it has gone
+        else:
+            status = "unknown" if record is None else record.status.value
+            log.warning("worker %d cannot %s: it is %s", worker, wish.value, status)
+
+    # --- what workers keep ---
+
+    def _keeping(self) -> list[int]:
+        """The workers whose memory is with them alone."""
+        return [record.number for record in self.records if record.memory is Memory.AT_WORKER]
+
+    def _lose_memories(self, *workers: int) -> None:
+        """What workers kept is gone, and is put together from the others' before anything else happens."""
+        kinds = (EventKind.RESTORED, EventKind.LOST)
+        self._events.extendleft(Event(0.0, kind, worker) for kind in kinds for worker in workers)
+
+    def _ask_kept(self, workers: Iterable[int]) -> dict[int, Tensor]:
+        """What workers keep, of those that say so at once; one that does not is asked again when it has been heard of."""
+        signs = {worker: (self.records[worker].incarnation, self.records[worker].jobs_done) for worker in workers}
+        accepted = {
+            worker: self.records[worker].accepted
+            for worker, sign in signs.items()
+            if self.records[worker].accepted >= 0 and self._silent.get(worker) != sign
+        }
+        kept = self._transport.kept(accepted)
+        for worker in accepted:
+            self._silent.pop(worker, None)
+            if worker not in kept:
+                self._silent[worker] = signs[worker]
+                log.warning("worker %d does not say what it keeps; the others do not wait for it", worker)
+        return {worker: held for worker, held in kept.items() if held is not None}
+
+    def held(self) -> dict[int, Tensor]:
+        keeping = self._keeping()
+        known = {**self._known, **self._ask_kept(worker for worker in keeping if worker not in self._known)}
+        held = {worker: known[worker] for worker in keeping if worker in known}
+        held |= {record.number: record.held for record in self.records if record.held is not None}
+        self.unheard = [r.number for r in self.records if r.memory is not Memory.NONE and r.number not in held]
+        return held
+
+    def forget(self, worker: int) -> Tensor | None:
+        record = self.records[worker]
+        held = record.held if record.held is not None else self._known.get(worker)
+        record.lose_memory()
+        return held
+
+    def restore(self, worker: int, held: Tensor) -> None:
+        self.records[worker].keep_at_server(held)
+        self._unblock(self.records[worker])
+
+    def remove(self, worker: int) -> Tensor | None:
+        held = super().remove(worker)
+        self.records[worker].memory = Memory.NONE
+        self._left.add(worker)
+        return held
+
+    # --- evaluation ---
+
+    def evaluate(self, time: float, version: int, x: Tensor, samples: int | None, limit: float | None) -> bool:
+        at_work = [record for record in self.records if record.at_work]
+        if self._evaluations.open or not all(limit is None or self._can_afford(record, limit) for record in at_work):
+            return False
+        self._ask_evaluation(time, self._lend(version, x), samples, limit)
+        return True
+
+    def evaluate_all(self, time: float, version: int, x: Tensor) -> None:
+        few = self._problem.few_samples()
+        self._evaluations.open.clear()
+        for record in self.records:
+            self._drop_jobs(record)  # the run has ended: their gradients are not needed, and all of this was saved
+        piece = None if few is None else _GRADIENTS_PER_PIECE * few
+        self._ask_evaluation(time, self._lend(version, x), None, None, piece)
+        self.last_evaluation = 0.0
+
+    def _ask_evaluation(
+        self, time: float, model: Model, samples: int | None, limit: float | None, piece: int | None = None
+    ) -> None:
+        asked = {record.number: record.jobs_done for record in self.records if record.at_work}
+        self._evaluations.add(PendingEvaluation(time, model, samples, limit, piece, asked))
+        for worker in asked:
+            self._dispatch(self.records[worker])
+
+    def _evaluation_ended(self, evaluation: PendingEvaluation) -> None:
+        self._ended_evaluations.append(evaluation)
+        self._push(EventKind.EVALUATED, -1)
+
+    @property
+    def has_evaluation(self) -> bool:
+        return bool(self._ended_evaluations)
+
+    def take_evaluation(self) -> WorkersEvaluation:
+        ended = self._ended_evaluations.popleft()
+        model, x = ended.model, self._weights(ended.model)
+        return WorkersEvaluation(ended.time, model.version, x, ended.results(), ended.complete, ended.errors)
+
+    def wait_for_evaluations(self) -> bool:
+        pending = self._evaluations.open
+        if pending:
+            self._check(self._current.version)
+            self._receive(_IDLE)
+            for record in self.records:
+                record.blocked = False  # what a crash takes from a worker now is not needed any more
+                self._dispatch(record)
+            self.last_evaluation = sum(one.progress for one in pending.values()) / len(pending) if pending else 1.0
+        return bool(pending or self._ended_evaluations)
+
+    # --- saving ---
+
+    def save(self) -> dict[str, Any]:
+        return {
+            **super().save(),
+            "now": self.now,
+            "queues": [self._given(record) for record in self.records],
+            "left": sorted(self._left),
+            "lost": list(self.unheard),
+            "wakes": self._wakes,
+            "mean_samples": self._mean_samples,
+            "evaluation_seconds": [(r.evaluation_seconds, r.last_evaluation_seconds) for r in self.records],
+            "evaluations": [
+                (one.time, one.model.version, self._weights(one.model), one.samples, one.limit)
+                for one in self._evaluations.open.values()
+            ],
+        }
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Continue with new processes; workers that had left by a fault are given another chance."""
+        super().load(saved)
+        self._set_mean_samples(saved["mean_samples"])
+        absent = self._fleet.absent_at_first(len(self.records))
+        returning = set(saved["left"]).difference(absent) if self._policy.gone == "leave" else set()
+        self._heard_gradient = True  # if none was, that will show again
+        self._start_all(saved["left"], saved["now"], returning)
+        self._control.have_joined(set(absent).difference(saved["left"]))
+        self._wakes, self._left = saved["wakes"], set(saved["left"])
+        for record, draws, seconds in zip(self.records, saved["queues"], saved["evaluation_seconds"], strict=True):
+            record.queue.extend(draws)
+            record.evaluation_seconds, record.last_evaluation_seconds = seconds
+            if record.number in saved["lost"]:
+                record.blocked, record.memory = True, Memory.LOST
+            self._dispatch(record)
+        self._lose_memories(*saved["lost"])
+        for worker in self._left.difference(absent, returning):
+            self._control.join(worker)
+        for time, version, x, samples, limit in saved["evaluations"]:
+            self._ask_evaluation(time, self._lend(version, x), samples, limit)
+
+    def close(self) -> None:
+        self._transport.close()

@@ -1,0 +1,202 @@
+"""Transports for tests: workers of this process on virtual time, and messages that are lost, repeated or late."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core import Problem
+from ..core.environment import environment
+from ..engine.fleet import Message
+from .messages import Died, Evaluated, EvaluationRequest, JobRequest, Notice, Ready, Reply
+from .ray_fleet import RayFleet
+from .settings import WorkerFleet
+from .transport import Transport
+from .worker import Worker, part_of
+
+
+@dataclass
+class VirtualTime:
+    """A clock that a test moves; seconds pass on it only while somebody waits."""
+
+    now: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class VirtualFleet(WorkerFleet):
+    """Real workers in this process, whose seconds pass at once."""
+
+    start_seconds: Callable[[int, int], float] = lambda worker, incarnation: 0.05
+    """How long a worker's process takes to start, by worker and incarnation; below zero: so long until it dies."""
+    job_seconds: Callable[[JobRequest], float] = lambda request: 0.02
+    """How long a job takes."""
+    evaluation_seconds: Callable[[EvaluationRequest], float] = lambda request: 0.01
+    """How long an evaluation takes."""
+    together: float = 0.0
+    """Seconds after the first notice within which others come with it."""
+    time: VirtualTime = field(default_factory=VirtualTime, repr=False, compare=False)
+
+    def connect(self, problem: Problem, message: Message, output: Path | None = None) -> VirtualTransport:
+        return VirtualTransport(self, problem, message)
+
+
+class VirtualProcess(Worker):
+    """A worker that can be killed."""
+
+    alive, free, incarnation = True, 0.0, 0  # free: when it has done what it was asked for
+
+
+class VirtualTransport(Transport):
+    """Processes of this process, and what they will say when."""
+
+    def __init__(self, fleet: VirtualFleet, problem: Problem, message: Message) -> None:
+        self.time, self.processes = fleet.time, dict[int, VirtualProcess]()
+        self._fleet, self._problem, self._message = fleet, problem, message
+        self._due: list[tuple[float, int, Callable[[], Notice | None]]] = []
+        self._count = itertools.count()
+
+    def now(self) -> float:
+        return self.time.now
+
+    def at(self, moment: float, happens: Callable[[], Notice | None]) -> None:
+        """Something happens at that time, and a notice may come of it."""
+        heapq.heappush(self._due, (moment, next(self._count), happens))
+
+    def _call(self, process: VirtualProcess, seconds: float, answer: Callable[[], Notice | None]) -> None:
+        process.free = max(self.time.now, process.free) + seconds
+        self.at(process.free, lambda: answer() if process.alive else None)
+
+    def start(self, worker: int, incarnation: int) -> None:
+        self.stop(worker)
+        process = self.processes[worker] = VirtualProcess(worker, self._problem, self._message, 1)
+        process.incarnation, seconds = incarnation, self._fleet.start_seconds(worker, incarnation)
+        samples = process.samples() if self._problem.needs_sample_counts else None
+        ready = partial(Ready, worker, incarnation, "here", 1, environment(), samples)
+        self._call(process, abs(seconds), ready if seconds >= 0 else partial(self.die, worker))
+
+    def stop(self, worker: int) -> None:
+        if worker in self.processes:
+            self.processes.pop(worker).alive = False
+
+    def die(self, worker: int) -> Died:
+        """A worker's process dies now; what the server hears of it."""
+        self.processes[worker].alive = False
+        return Died(worker, self.processes[worker].incarnation, "its process died")
+
+    def kill(self, worker: int, known: float = 0.0) -> None:
+        """A worker's process dies now, and the server hears of it so many seconds later."""
+        if worker in self.processes and self.processes[worker].alive:
+            notice = self.die(worker)
+            self.at(self.time.now + known, lambda: notice)
+
+    def put(self, x: Tensor) -> Any:
+        return x.detach().numpy().copy()
+
+    def get(self, model: Any) -> Tensor:
+        return torch.from_numpy(model)
+
+    def send(self, request: JobRequest | EvaluationRequest, model: Any, held: Tensor | None = None) -> None:
+        process = self.processes.get(request.worker)
+        if process is None:
+            return
+        if isinstance(request, JobRequest):
+            array = None if held is None else held.numpy().copy()
+            self._call(process, self._fleet.job_seconds(request), lambda: process.compute(request, model, array))
+            return
+        seconds = self._fleet.evaluation_seconds(request)
+
+        def evaluated() -> Evaluated:
+            part = part_of(process.evaluate(request, model))
+            if isinstance(part, dict):
+                part["seconds"] = seconds
+            return Evaluated(request.worker, request.incarnation, request.evaluation, part)
+
+        self._call(process, seconds, evaluated)
+
+    def receive(self, timeout: float) -> list[Notice]:
+        until, notices = self.time.now + timeout, list[Notice]()
+        self.time.now += 1e-5
+        while self._due and self._due[0][0] <= until:
+            moment, _, happens = heapq.heappop(self._due)
+            self.time.now = max(self.time.now, moment)
+            notice = happens()
+            if notice is not None:
+                until = until if notices else self.time.now + self._fleet.together
+                notices.append(notice)
+        if not notices:
+            self.time.now = max(self.time.now, until)
+        return notices
+
+    def kept(self, accepted: Mapping[int, int]) -> dict[int, Tensor | None]:
+        alive = [worker for worker in accepted if worker in self.processes and self.processes[worker].alive]
+        kept = {worker: self.processes[worker].kept(accepted[worker]) for worker in alive}
+        return {worker: None if held is None else torch.from_numpy(held.copy()) for worker, held in kept.items()}
+
+    def why_not_started(self, worker: int) -> str:
+        return ""
+
+    def close(self) -> None:
+        for worker in list(self.processes):
+            self.stop(worker)
+
+
+Weather = Callable[[JobRequest | Reply], Sequence[float]]
+"""The delays, in seconds, with which a message arrives: one of zero usually; none: it is lost; two: it comes twice."""
+
+
+class LossyTransport:
+    """Another transport whose messages about jobs are lost, repeated or late."""
+
+    def __init__(self, inner: Transport, weather: Weather) -> None:
+        self._inner, self._weather = inner, weather
+        self.now, self.start, self.stop, self.put, self.get = inner.now, inner.start, inner.stop, inner.put, inner.get
+        self.kept, self.why_not_started, self.close = inner.kept, inner.why_not_started, inner.close
+        self._late: list[tuple[float, int, Callable[[], Notice | None]]] = []
+        self._count = itertools.count()
+
+    def _deliver(self, message: JobRequest | Reply, action: Callable[[], Notice | None]) -> None:
+        for delay in self._weather(message):
+            heapq.heappush(self._late, (self.now() + delay, next(self._count), action))
+
+    def send(self, request: JobRequest | EvaluationRequest, model: Any, held: Tensor | None = None) -> None:
+        if isinstance(request, JobRequest):
+            self._deliver(request, lambda: self._inner.send(request, model, held))
+        else:
+            self._inner.send(request, model)
+
+    def receive(self, timeout: float) -> list[Notice]:
+        until, notices = self.now() + timeout, list[Notice]()
+        while True:
+            while self._late and self._late[0][0] <= self.now():
+                notice = heapq.heappop(self._late)[2]()
+                notices += [] if notice is None else [notice]
+            if notices or self.now() > until:
+                return notices
+            pause = min([until, *(moment for moment, _, _ in self._late[:1])]) - self.now()
+            for notice in self._inner.receive(max(0.0, pause)):
+                if isinstance(notice, Reply):
+                    self._deliver(notice, partial(_itself, notice))
+                else:
+                    notices.append(notice)
+
+
+def _itself(notice: Notice) -> Notice:
+    return notice
+
+
+@dataclass(frozen=True)
+class LossyRayFleet(RayFleet):
+    """Ray workers whose messages about jobs are lost, repeated or late."""
+
+    weather: Weather = field(kw_only=True, repr=False)
+
+    def connect(self, problem: Problem, message: Message, output: Path | None) -> Transport:
+        return LossyTransport(super().connect(problem, message, output), self.weather)

@@ -1,0 +1,187 @@
+"""Real workers on virtual time: the coordinator, the workers and the protocol are the real ones, the transport is one of
+this process whose seconds pass only while somebody waits. Here stand a run of them, one event at a time, and its checks.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import dualdelay as dd
+from dualdelay.core import Orders
+from dualdelay.engine.evaluation import Schedule
+from dualdelay.engine.events import EventKind
+from dualdelay.engine.loop import Loop
+from dualdelay.simulation.clocks import RecordedClock
+from dualdelay.simulation.local_fleet import LocalFleet
+from dualdelay.storage.files import decode, encode
+from dualdelay.workers.coordinator import Coordinator
+from dualdelay.workers.records import Memory
+from dualdelay.workers.testing import VirtualFleet
+from helpers import rounding
+
+TRIO = [[0.0, 1.0], [6.0, -2.0], [12.0, 4.0]]
+DUDE = partial(dd.DuDe, lr=0.05, memory="workers")
+
+
+def fleet_of(**settings: Any) -> VirtualFleet:
+    """Workers on virtual time; the settings of a ``FaultPolicy`` stand beside those of the fleet."""
+    faults = {field.name: settings.pop(field.name) for field in fields(dd.FaultPolicy) if field.name in settings}
+    return VirtualFleet(faults=dd.FaultPolicy(**faults), **settings)
+
+
+class VirtualRun:
+    """A run, one event at a time; it begins, or continues from what another would save now."""
+
+    def __init__(
+        self,
+        algorithm: dd.Algorithm[Any],
+        problem: dd.Problem | None = None,
+        fleet: VirtualFleet | None = None,
+        schedule: Schedule | None = None,
+        before: VirtualRun | None = None,
+        **loop: Any,
+    ) -> None:
+        problem, fleet = problem or dd.Quadratic(TRIO, noise=0.3), fleet or VirtualFleet()
+        if before is not None:
+            fleet = replace(fleet, time=before.transport.time)  # the clock goes on
+        self.control, self.transport = fleet.control, fleet.connect(problem, algorithm.message)
+        self.workers = Coordinator(fleet, problem, self.transport)
+        self.records = self.workers.records
+        self.loop = Loop(algorithm, problem, self.workers, problem.start(0), schedule=schedule, **loop)
+        if before is None:
+            self.loop.begin()
+        else:
+            self.loop.load(decode(encode(before.loop.save())), before.loop.recorder.rows())
+
+    def go(self, events: int) -> VirtualRun:
+        """Let so many events happen."""
+        for _ in range(events):
+            if self.workers.peek() is None:
+                raise dd.RunFailed("nothing is in flight and nothing is due")
+            self.loop.advance()
+        return self
+
+    def evaluate_last(self) -> None:
+        """Evaluate at the end, and wait for all evaluations under way."""
+        if self.workers.evaluates:
+            self.workers.evaluate_all(self.loop.now, self.loop.state.version, self.loop.state.x)
+        while self.workers.wait_for_evaluations():
+            while self.workers.has_evaluation:
+                self.loop.take_evaluation()
+
+    @property
+    def kinds(self) -> list[tuple[str, int]]:
+        """What has happened besides arrivals: kind and worker."""
+        return [(event["kind"], event["worker"]) for event in self.loop.recorder.events]
+
+    @property
+    def kept(self) -> dict[int, Tensor]:
+        """The gradients in the sum, from wherever they are kept; those that are lost are missing."""
+        at_workers = [r for r in self.records if r.memory is Memory.AT_WORKER and r.accepted >= 0]
+        kept = self.transport.kept({record.number: record.accepted for record in at_workers})
+        known = {worker: held for worker, held in kept.items() if held is not None}
+        return known | {record.number: record.held for record in self.records if record.held is not None}
+
+    def check_sum(self) -> bool:
+        """If no memory is lost now, the sum is that of what is kept; was there something to check?"""
+        state, kept = self.loop.state, self.kept
+        lost = any(r.number not in kept for r in self.records if r.memory is not Memory.NONE)
+        mending = any(event.kind is EventKind.RESTORED for event in self.workers._events)
+        if not isinstance(state, dd.AggregateState) or lost or mending:
+            return False
+        gap = state.audit(kept) * (sum(float(gradient.norm()) for gradient in kept.values()) or 1.0)
+        arrivals = len(self.loop.recorder)
+        assert gap <= rounding(2 * arrivals + 4 * len(self.records)) * 64  # no sum of gradients is larger
+        assert not set(kept) & state.absent
+        return True
+
+    def check_jobs(self) -> None:
+        """Every job in flight is in one record or in one reply."""
+        known = [(record.number, draw) for record in self.records for draw in record.jobs]
+        known += [(worker, reply.request.draw) for worker, reply in self.workers._replies.items()]
+        assert sorted(known) == sorted((job.worker, job.draw) for job in self.workers.in_flight)
+
+    def check_replay(self) -> None:
+        """The recorded order, in one process, gives the same bits."""
+        algorithm, problem, trace = self.loop.algorithm, self.loop.problem, self.loop.recorder.trace()
+        fleet = LocalFleet(problem, RecordedClock(trace), algorithm.message)
+        again = Loop(algorithm, problem, fleet, problem.start(0), on_nonfinite=None)
+        again.begin()
+        while fleet.peek() is not None:
+            again.advance()
+        replayed = again.recorder.trace()
+        for name in ("version", "after", "loss", "fingerprint"):
+            assert replayed[name].tobytes() == trace[name].tobytes(), name
+        assert torch.equal(again.state.x, self.loop.state.x)
+
+    def check(self) -> None:
+        """The sum, the jobs and the record are right."""
+        assert self.check_sum()
+        self.check_jobs()
+        self.check_replay()
+
+
+class Rough(dd.Quadratic):
+    """Some jobs raise, some give no number, and one worker cannot evaluate."""
+
+    measures = True
+    raises = staticmethod(lambda worker, draw: (worker * 31 + draw * 17) % 23 == 0)
+    spoils = staticmethod(lambda worker, draw: (worker * 13 + draw * 29) % 37 == 0)
+
+    def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
+        gradient, loss = super().gradient(x, worker, draw)
+        if self.raises(worker, draw):
+            raise ValueError("no gradient")
+        return (gradient * math.nan if self.spoils(worker, draw) else gradient), loss
+
+    def measure(self, x: Tensor, worker: int, samples: Any = None) -> dict[str, Any]:
+        return {"part": 1 / (3 - worker), "loss": 0.0, "samples": 1, "gradient": None}
+
+    def combine(self, x: Tensor, parts: Any) -> dict[str, float]:
+        return {"objective": float(len(parts)), "pooled_loss": 0.0, "accuracy": 0.0, "gradient_norm": 0.0}
+
+
+class Wild(dd.DuDe):
+    """Cancels others' jobs and its own, fills their queues, repeats draws and asks to be woken."""
+
+    def step(self, s: Any, a: dd.Arrival) -> Orders:
+        s.replace(a.worker, a.value)
+        s.descend(s.total, self.lr, over=s.counted)
+        own, other, orders = a.worker, (a.worker * 7 + s.version * 3) % 4, [dd.send(a.worker)]
+        if s.version % 5 in (1, 2) and other not in s.absent:
+            orders += [dd.cancel(other), dd.send(other)][s.version % 5 - 1 :]
+        elif s.version % 5 > 2:
+            orders += [dd.again(own), dd.cancel(own), dd.send(own)] if s.version % 5 == 3 else [dd.wake(a.time + 0.03)]
+        return orders
+
+    def on_wake(self, s: Any, time: float) -> Orders:
+        return []
+
+    def leave(self, s: Any, worker: int, held: Tensor | None = None) -> Orders:
+        s.discard(worker, held)
+        return []
+
+
+WILD = Wild(lr=0.05, memory="workers", start="zeros")
+# by name: the problem, the method, what becomes of workers that are gone, and seconds within which notices come together
+STORMS: dict[str, tuple[type[dd.Quadratic], dd.Algorithm[Any], str, float]] = {
+    "leave": (dd.Quadratic, DUDE(), "leave", 0.0),
+    "freeze": (dd.Quadratic, DUDE(), "freeze", 0.0),
+    "together": (dd.Quadratic, DUDE(), "leave", 0.004),
+    "wait for three": (dd.Quadratic, DUDE(wait_for=3), "leave", 0.0),
+    "server": (dd.Quadratic, DUDE(memory="server"), "leave", 0.0),
+    "busy": (dd.Quadratic, DUDE(start="busy"), "leave", 0.0),
+    "rough, wild": (Rough, WILD, "leave", 0.0),
+    "rough, wild, freeze": (Rough, WILD, "freeze", 0.0),
+    "rough, wild, together": (Rough, WILD, "leave", 0.004),
+    "rough, wait for two": (Rough, DUDE(wait_for=2), "leave", 0.0),
+    "rough, freeze": (Rough, DUDE(), "freeze", 0.0),
+    "rough, vanilla": (Rough, dd.VanillaASGD(lr=0.05), "leave", 0.0),
+    "rough, uniform, freeze": (Rough, dd.UniformASGD(lr=0.05), "freeze", 0.0),
+}
