@@ -19,7 +19,6 @@ import pyarrow.parquet as pq
 
 import dualdelay as dd
 from dualdelay.cli import commands as cli
-from dualdelay.cli.options import Common
 from dualdelay.runs.names import REGISTRIES, alternatives, label, parameters, parse
 from torture_core import Attack, Failure, alone, attempt, raw
 from torture_damage import BYTES
@@ -183,7 +182,7 @@ class Flags(Attack):
         """The code that a command ends with; mostly as if nothing could be drawn, since that takes long."""
         before = Path.cwd()
         os.chdir(place)
-        undrawn = contextlib.nullcontext() if draws else mock.patch("dualdelay.cli.shell.draw", _no_figure)
+        undrawn = contextlib.nullcontext() if draws else mock.patch("dualdelay.cli.commands.draw", _no_figure)
         quiet = contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO())
         data = mock.patch.dict(os.environ, {"DUALDELAY_DATA": str(place / "data")})
         try:
@@ -222,7 +221,7 @@ def command(chance: random.Random) -> list[str]:
 
 def _flags(verb: str, chance: random.Random) -> list[str]:
     more = ["seed", "fleet"] if verb == "train" else ["seeds"]
-    known = [*(field.name for field in fields(Common)), *more]
+    known = [*(field.name for field in fields(cli.Common)), *more]
     words: list[str] = []
     for name in chance.sample(known, chance.randint(0, 4)):
         if name == "json":

@@ -12,9 +12,9 @@ from pathlib import Path
 from grids import GRIDS
 from rich.console import Console
 
-from dualdelay.cli.paper import write_all
 from dualdelay.paper import pictures, tables
 from dualdelay.paper.experiment import FIGURES, Cell
+from dualdelay.paper.report import write_all
 
 HERE = Path(__file__).parent
 SINGLY = ("dude", "dude c=3", "vanilla", "fedbuff", "sync")

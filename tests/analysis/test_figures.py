@@ -1,4 +1,4 @@
-"""Figures and sentences rank what can be ranked, by all seeds, and are written as their names say."""
+"""Figures show what is comparable, the best curves of many, and the same bytes for the same runs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 import dualdelay as dd
-from dualdelay.analysis.figures import _best, draw, drawn
-from dualdelay.analysis.reports import print_comparison, sentence
+from dualdelay.analysis.figures import Curve, Panel, _best, draw, draw_panels, drawn, drawn_panels
 from dualdelay.engine.trace import Table
 
 
@@ -28,73 +26,106 @@ def table_of(ends: dict[str, list[float]], **more: Any) -> Table:
     return Table(columns | more)
 
 
-def axes(table: Table) -> list[Any]:
-    found: list[Any] = drawn(table, "time").axes
-    return found
+def labels(legend: Any) -> list[str]:
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def test_every_method_has_a_colour_of_its_own() -> None:
+    colours = [kind.colour for kind in dd.ALGORITHMS.values()]
+    assert len(set(colours)) == len(colours) and dd.Algorithm.colour not in colours
 
 
 def test_the_best_are_so_in_the_mean_over_seeds_not_by_the_last() -> None:
     ends = {f"dude[lr={k}]": [1.0 + 0.1 * k, 1.0 + 0.1 * k] for k in range(10)}
     ends["dude[lr=9]"] = [9.0, 0.1]  # the last seed alone would put it first
     ends["dude[lr=8]"] = [0.1, 1.9]  # and this one last, which is second in the mean
-    assert _best(table_of(ends), slice(None)) == [f"dude[lr={k}]" for k in (0, 1, 2, 3, 4, 5, 6, 8)]
+    table = table_of(ends)
+    assert _best(table, np.ones(len(table), dtype=bool)) == [f"dude[lr={k}]" for k in (0, 1, 2, 3, 4, 5, 6, 8)]
+
+
+@pytest.mark.parametrize(
+    ("count", "heading"), [(5, None), (6, ""), (8, ""), (20, "the 8 of 20 with the lowest objective at the end")]
+)
+def test_of_many_curves_the_best_are_drawn_and_a_long_legend_stands_below(count: int, heading: str | None) -> None:
+    names = [f"dude[lr={k}]" for k in range(count)]
+    figure = drawn(table_of({name: [1.0 + 0.1 * k] for k, name in enumerate(names)}), "time")
+    (axis,) = figure.axes
+    assert [line.get_label() for line in axis.get_lines()] == names[:8]
+    legend = axis.get_legend() if heading is None else figure.legends[0]
+    assert labels(legend) == names[:8]
+    assert legend.get_title().get_text() == (heading or "")
+
+
+def test_a_curve_is_the_mean_over_seeds_up_to_the_end_of_the_shortest() -> None:
+    table = table_of({"dude": [1.0, 0.0]})
+    table.columns["time"][3:] = [0.0, 0.5, 1.5]  # the second seed's evaluations
+    (line,) = drawn(table, "time").axes[0].get_lines()
+    assert line.get_xdata().tolist() == [0.0, 0.5, 1.0, 1.5]
+    # between two evaluations the model of the earlier one stands: 2, 2, 1.5, 1.5 and 2, 1, 1, 0
+    assert line.get_ydata().tolist() == [2.0, 1.5, 1.25, 0.75]
 
 
 def test_runs_of_different_problems_are_drawn_apart() -> None:
-    ends = {f"dude[lr={k}]": [1.0 + k] for k in range(2)}
-    problem = np.array(["digits[alpha=0.1]"] * 3 + ["digits[alpha=0.5]"] * 3)
-    both = axes(table_of(ends, problem=problem))
-    assert [axis.get_title() for axis in both] == ["digits[alpha=0.1]", "digits[alpha=0.5]"]
-    assert [[line.get_label() for line in axis.get_lines()] for axis in both] == [["dude[lr=0]"], ["dude[lr=1]"]]
+    problem = np.repeat(["digits[alpha=0.1]", "digits[alpha=0.5]"], 3)
+    first, second = drawn(table_of({"dude[lr=0]": [1.0], "dude[lr=1]": [2.0]}, problem=problem), "time").axes
+    assert (first.get_title(), second.get_title()) == ("digits[alpha=0.1]", "digits[alpha=0.5]")
+    assert [line.get_label() for axis in (first, second) for line in axis.get_lines()] == ["dude[lr=0]", "dude[lr=1]"]
 
 
 def test_a_run_that_diverged_does_not_set_the_axis() -> None:
     """Neither one that is not drawn nor one that is: it leaves the picture at three times the start."""
     calm = {f"dude[lr={k}]": [1.0 + 0.01 * k] for k in range(8)}
-    (axis,) = axes(table_of(calm | {"vanilla[lr=9]": [1e30]}))
-    assert len(axis.get_lines()) == 8 and axis.get_ylim()[1] < 2.5
-    (axis,) = axes(table_of({"dude[lr=0]": [1.0], "vanilla[lr=9]": [1e30]}))
-    assert len(axis.get_lines()) == 2 and axis.get_ylim()[1] < 8.0
+    (axis,) = drawn(table_of(calm | {"vanilla[lr=9]": [1e30]}), "time").axes
+    assert len(axis.get_lines()) == 8 and axis.get_ylim() == pytest.approx((0.95, 2.05))  # 1..2 and a twentieth
+    (axis,) = drawn(table_of({"dude[lr=0]": [1.0], "vanilla[lr=9]": [1e30]}), "time").axes
+    assert len(axis.get_lines()) == 2 and axis.get_ylim() == pytest.approx((1 / 1.15, 6 * 1.15))  # logarithmic, 1..3 * 2
 
 
-@pytest.mark.parametrize(("name", "first"), [("a.png", b"\x89PNG"), ("a.pdf", b"%PDF"), ("a.svg", b"<?xml")])
-@pytest.mark.parametrize("kind", [str, Path])
-def test_a_figure_is_written_as_its_name_says_for_a_text_and_a_path(
-    kind: type, name: str, first: bytes, tmp_path: Path
-) -> None:
-    made = draw(table_of({"dude[lr=1]": [1.0]}), kind(tmp_path / name))
-    assert made == tmp_path / name and made.read_bytes().startswith(first)
-    again = made.read_bytes()
-    assert draw(table_of({"dude[lr=1]": [1.0]}), kind(tmp_path / name)).read_bytes() == again  # no date, nothing drawn
+def test_the_legend_counts_runs_that_failed() -> None:
+    methods = [dd.DuDe(lr=0.05), dd.VanillaASGD(lr=1e200)]
+    sweep = dd.compare(methods, dd.Quadratic([[0.0], [6.0]], noise=0.5), dd.FixedSpeeds([1, 2]), seeds=[0, 1], updates=300)
+    figure = drawn(sweep, "time")
+    assert labels(figure.axes[0].get_legend()) == ["dude[lr=0.05]", "vanilla[lr=1e+200] (2 of 2 runs failed)"]
+
+
+@pytest.mark.parametrize(("name", "first"), [("a.png", b"\x89PNG"), ("a.PDF", b"%PDF"), ("a.svg", b"<?xml")])
+def test_the_ending_of_the_name_decides_the_format(name: str, first: bytes, tmp_path: Path) -> None:
+    table = table_of({"dude[lr=1]": [1.0]})
+    path = draw(table, str(tmp_path / "new" / name))
+    data = path.read_bytes()
+    assert path == tmp_path / "new" / name and data.startswith(first)
+    assert draw(table, path).read_bytes() == data, "no date and no random names"
 
 
 @pytest.mark.parametrize("name", ["a.jpeg", "a", "a.parquet"])
-def test_a_kind_of_file_that_is_unknown_is_refused(name: str, tmp_path: Path) -> None:
+def test_an_unknown_format_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(dd.BadInput, match=r"cannot be drawn; expected a name that ends in \.png, \.pdf, \.svg"):
         draw(table_of({"dude[lr=1]": [1.0]}), str(tmp_path / name))
     assert list(tmp_path.iterdir()) == []
 
 
-CENTERS = [[0.0], [6.0], [12.0]]
-SPEEDS = dd.FixedSpeeds([1.0, 2.0, 4.0])
+def test_panels_have_one_legend_and_each_row_one_scale(tmp_path: Path) -> None:
+    x, methods = [0.1, 1.0, 2.0], ["dude", "dude c=3", "vanilla", "own"]
 
+    def panel(title: str, ylabel: str, methods: list[str], **options: Any) -> Panel:
+        curves = [Curve(m, f"${m}", x, [k, k + 1, k + 2], [k] * 3, [k + 3] * 3) for k, m in enumerate(methods)]
+        return Panel(title, "time", ylabel, curves, **options)
 
-def test_the_sentence_ranks_by_the_mean_and_says_who_failed() -> None:
-    methods = [dd.DuDe(lr=0.05), dd.VanillaASGD(lr=0.05), dd.VanillaASGD(lr=1e200)]
-    table = dd.compare(methods, dd.Quadratic(CENTERS, noise=0.5), SPEEDS, seeds=[0, 1], updates=300)
-    said = sentence(table)
-    assert said.startswith("To be seen: at the end (their times differ) dude[lr=0.05] has the lowest objective")
-    assert "vanilla[lr=1e+200] failed or diverged in 2 of 2 runs" in said
-    console = Console(width=140)
-    with console.capture() as shown:
-        print_comparison(table, console)
-    assert "0 of 2" in shown.get() and "2 of 2" in shown.get()
-
-
-def test_problems_are_not_ranked_against_each_other() -> None:
-    problems = [dd.Quadratic(CENTERS), dd.Quadratic([[0.0], [1.0], [2.0]])]
-    table = dd.sweep(
-        {"algorithm": [dd.DuDe(lr=0.05), dd.VanillaASGD(lr=0.05)], "problem": problems}, None, SPEEDS, updates=200
-    )
-    said = sentence(table).splitlines()
-    assert len(said) == 2 and all("dude[lr=0.05] has the lowest objective" in one for one in said)
+    rows = [[panel("a", "F", methods[:3]), panel("b", "F", methods[1:])], [panel("c", "G", ["dude"]), panel("d", "G", [])]]
+    figure = drawn_panels(rows, "a caption with $ signs")
+    first, second, third, _ = figure.axes
+    (legend,) = figure.legends
+    assert labels(legend) == [f"${method}" for method in methods], "each once, in the order in which they come"
+    assert not any(text.get_parse_math() for text in legend.get_texts()), "a dollar begins no formula"
+    assert figure.get_supxlabel() == "a caption with $ signs"
+    assert [axis.get_title() for axis in figure.axes] == list("abcd")
+    assert [axis.get_ylabel() for axis in figure.axes] == ["F", "", "G", ""]
+    assert first.get_ylim() == second.get_ylim() != third.get_ylim()
+    lines = first.get_lines()
+    assert len({line.get_color() for line in lines}) == len({line.get_marker() for line in lines}) == 3, "told apart"
+    assert [len(axis.collections) for axis in figure.axes] == [3, 3, 1, 0], "a band for each curve"
+    steps = drawn_panels([[panel("e", "F", ["dude"], steps=True), panel("f", "G", ["dude"] * 8, log="y")]], "").axes
+    assert [tick.get_text() for tick in steps[0].get_xticklabels()] == ["0.1", "1", "2"] and steps[0].get_xscale() == "log"
+    assert [axis.get_ylabel() for axis in steps] == ["F", "G"], "two quantities in a row"
+    assert (steps[1].get_yscale(), len(steps[1].collections)) == ("log", 1), "of many bands the first method's"
+    assert [path.name for path in draw_panels(rows, tmp_path / "new" / "x") if path.exists()] == ["x.png", "x.pdf"]

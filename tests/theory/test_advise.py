@@ -267,7 +267,7 @@ def test_who_never_reported_in_a_run_is_named(inside, capsys):
     assert call("--run", "first") == 2
     done = capsys.readouterr()
     assert "not known: the run's times could not be measured: worker 2 never reported" in done.out
-    assert "how unlike the workers are" in done.out, "the rest of the page is there"
+    assert "how heterogeneous the workers are" in done.out, "the rest of the page is there"
 
 
 def test_real_workers_that_have_not_run_yet(inside, capsys):
@@ -280,8 +280,8 @@ def test_real_workers_that_have_not_run_yet(inside, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said", "rest"),
     [
-        (("--problem", QUADRATIC, "--speeds", "fixd"), "did you mean 'fixed'?", "how unlike the workers are"),
-        (("--problem", QUADRATIC, "--speeds", "fixed[times=[1,2]]"), "speeds are given for 2 workers", "unlike at first"),
+        (("--problem", QUADRATIC, "--speeds", "fixd"), "did you mean 'fixed'?", "how heterogeneous the workers are"),
+        (("--problem", QUADRATIC, "--speeds", "fixed[times=[1,2]]"), "speeds are given for 2 workers", "distance at first"),
         (("--problem", "quadratik", "--speeds", UNEVEN), "did you mean 'quadratic'?", "how stale gradients will be"),
         (("--problem", "quadratik", "--speeds", "fixd"), "did you mean 'quadratic'?", ""),
         (("--run", "nowhere"), "nowhere is not the folder of a run", ""),
@@ -310,4 +310,4 @@ def test_no_worker_is_too_many(inside, capsys):
     times = ",".join(str(1 + k % 5) for k in range(14))
     assert call("--problem", f"quadratic[centers={centers},noise=0.1]", "--speeds", f"fixed[times=[{times}]]") == 0
     out = capsys.readouterr().out
-    assert "14 workers, the 10 most unlike" in out and len(out.splitlines()) < 60
+    assert "14 workers, the 10 most heterogeneous" in out and len(out.splitlines()) < 60

@@ -1,4 +1,4 @@
-"""Where a run's vital signs can go besides the screen."""
+"""Loggers of a run's vital signs, besides the screen."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..core.errors import BadInput, require_path
 class TensorBoard:
     """A ``log`` function that writes a run's vital signs for TensorBoard: ``log=[TensorBoard("runs/board")]``.
 
-    Look at them, while the run goes on or later, with ``tensorboard --logdir runs``. Each number is a scalar whose step is
-    the server's version; what is not finite is left out.
+    Look at them, during the run or later, with ``tensorboard --logdir runs``. Each number is a scalar whose step is the
+    server's version; numbers that are not finite are left out.
     """
 
     def __init__(self, folder: str | Path) -> None:
-        """Write into this folder, which is made if it is not there."""
+        """Write into this folder, which is made if need be."""
         require_path("folder", folder)
         try:
             from torch.utils.tensorboard import SummaryWriter
@@ -35,14 +35,14 @@ class TensorBoard:
             raise BadInput(f"{folder} cannot be written for TensorBoard: {error}. Choose another folder.") from None
 
     def __call__(self, version: int, values: Mapping[str, float]) -> None:
-        """Write down how the run stands; it can be seen at once."""
+        """Write these numbers; TensorBoard shows them at once."""
         for name, value in values.items():
             if math.isfinite(value):
                 self._writer.add_scalar(name, value, version)
         self._writer.flush()
 
     def close(self) -> None:
-        """Let the file go; nothing is lost if a run ends without it."""
+        """Close the file; nothing is lost if a run ends without this."""
         self._writer.close()
 
     def __enter__(self) -> TensorBoard:

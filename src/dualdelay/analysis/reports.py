@@ -1,4 +1,4 @@
-"""What a person reads at the end: tables and one sentence."""
+"""What is printed at the end of a command: tables and sentences."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from ..runs.names import label, parameters
 from ..runs.sweep import Sweep
 from ..theory.advice import KAPPA, Advice, Later
 from ..theory.constants import Constants
+from ..theory.survey import Estimate
 
-_NAMED = 4  # methods that the sentence names beside the best
-_MOST_WORKERS = 30  # rows in the table of workers
-_UNLIKE = 10  # rows in that of unlike workers
+_MOST_RANKED = 4  # methods that the sentence about a comparison names beside the best
+_MOST_WORKERS = 30  # rows in the table of a run's workers
+_MOST_HETEROGENEOUS = 10  # rows in the table of the most heterogeneous workers
 _STATES = {"left": "left", "frozen": "frozen", "joined": "present", "thawed": "present"}  # of a worker after an event
 
 
@@ -35,8 +36,16 @@ def number(value: float | None, digits: int = 4) -> str:
     return "-" if value is None or not math.isfinite(value) else f"{value:,.{digits}g}"
 
 
+def _spread(values: Sequence[float]) -> str:
+    """The mean over seeds, with the standard deviation where there are several."""
+    mean = number(float(np.mean(values)))
+    if len(values) == 1 or not np.isfinite(values).all():
+        return mean
+    return f"{mean} ±{number(float(np.std(values, ddof=1)), 2)}"
+
+
 def _grid(title: str, first: str, *columns: str) -> Grid:
-    """A table; its texts are a user's, so brackets in them are no markup."""
+    """A table whose title and headings are shown literally: brackets in a user's texts are no markup."""
     grid = Grid(box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1), collapse_padding=True, pad_edge=False)
     grid.title = Text(title, style="table.title")
     grid.add_column(Text(first), no_wrap=True, overflow="fold")
@@ -45,52 +54,52 @@ def _grid(title: str, first: str, *columns: str) -> Grid:
     return grid
 
 
-def print_run(run: Run, console: Console) -> None:
-    """How a run ended, and what each of its workers did."""
-    summary, trace = run.summary(), run.trace
-    grid = _grid(f"{label(run.algorithm)}: ended by {run.ended} at time {run.time:g}", "", "")
-    grid.show_header = False
-    for name in ("objective", "pooled_loss", "accuracy", "gradient_norm"):
-        grid.add_row(name.replace("_", " "), number(summary.get(name)))
-    grid.add_row("updates", f"{run.version:,}")
-    grid.add_row("arrivals", f"{len(trace):,}")
-    grid.add_row("rejected", f"{run.rejected:,}")
-    faults = Counter((event["kind"], event["worker"]) for event in trace.events)
-    for kind in ("crashed", "failed"):
-        if count := sum(many for (name, _), many in faults.items() if name == kind):
-            grid.add_row(kind, f"{count:,}")
-    grid.add_row("tau_max, tau_avg", f"{run.delays.tau_max:,}, {number(run.delays.tau_avg)}")
-    grid.add_row("audit of the sum (relative error)", number(run.audit))
-    console.print(grid)
-    seen = [kind for kind in ("crashed", "failed", "rejected") if any(name == kind for name, _ in faults)]
-    states = {event["worker"]: _STATES[event["kind"]] for event in trace.events if event["kind"] in _STATES}
-    columns = ("arrivals", "share", "mean seconds", "mean delay", "max delay")
-    workers = _grid("workers", "worker", *columns, *seen, *(["state"] if states else []))
-    delay = used_in(trace) - trace.version
-    for worker in range(min(run.state.workers, _MOST_WORKERS)):
-        mine = trace.worker == worker
-        count = int(mine.sum())
-        cells = ["0", "0.0%", "-", "-", "-"]
-        if count:
-            times = (number(float(trace.seconds[mine].mean())), number(float(delay[mine].mean())), str(delay[mine].max()))
-            cells = [f"{count:,}", f"{100 * count / len(trace):.1f}%", *times]
-        cells += [f"{faults[kind, worker]:,}" for kind in seen]
-        workers.add_row(str(worker), *cells, *([states.get(worker, "present")] if states else []))
-    if run.state.workers > _MOST_WORKERS:
-        workers.caption = f"and {run.state.workers - _MOST_WORKERS:,} more"
-    console.print(workers)
-
-
-def print_rows(title: str, rows: Sequence[Sequence[str]], console: Console) -> None:
-    """A table of texts, a line of headings first."""
+def print_rows(title: str, rows: Sequence[Sequence[str]], console: Console, caption: str | None = None) -> None:
+    """Print a table of texts whose first row is the headings."""
     grid = _grid(title, *rows[0])
+    grid.caption = caption
     for row in rows[1:]:
         grid.add_row(*map(Text, row))
     console.print(grid)
 
 
+def print_run(run: Run, console: Console) -> None:
+    """Print how a run ended, and what each of its workers did."""
+    summary, trace, events = run.summary(), run.trace, Counter(event["kind"] for event in run.trace.events)
+    metrics = ("objective", "pooled_loss", "accuracy", "gradient_norm")
+    facts = {name.replace("_", " "): number(summary.get(name)) for name in metrics}
+    facts |= {"updates": f"{run.version:,}", "arrivals": f"{len(trace):,}", "rejected": f"{run.rejected:,}"}
+    facts |= {kind: f"{events[kind]:,}" for kind in ("crashed", "failed") if events[kind]}
+    facts["tau_max, tau_avg"] = f"{run.delays.tau_max:,}, {number(run.delays.tau_avg)}"
+    facts["audit of the sum (relative error)"] = number(run.audit)
+    grid = _grid(f"{label(run.algorithm)}: ended by {run.ended} at time {run.time:g}", "", "")
+    grid.show_header = False
+    for fact in facts.items():
+        grid.add_row(*fact)
+    console.print(grid)
+    _print_workers(run, [kind for kind in ("crashed", "failed", "rejected") if events[kind]], console)
+
+
+def _print_workers(run: Run, faults: Sequence[str], console: Console) -> None:
+    """Print a line for each worker: arrivals, times, delays, these kinds of faults, and its state if one ever left."""
+    trace, size = run.trace, run.state.workers
+    events = Counter((event["kind"], event["worker"]) for event in trace.events)
+    states = {event["worker"]: _STATES[event["kind"]] for event in trace.events if event["kind"] in _STATES}
+    delay = used_in(trace) - trace.version
+    rows = [["worker", "arrivals", "share", "mean seconds", "mean delay", "max delay", *faults, "state"]]
+    for worker in range(min(size, _MOST_WORKERS)):
+        own = trace.worker == worker
+        cells = [str(worker), "0", "0.0%", "-", "-", "-"]
+        if count := int(own.sum()):
+            cells[1:] = f"{count:,}", f"{100 * count / len(trace):.1f}%", number(float(trace.seconds[own].mean()))
+            cells += number(float(delay[own].mean())), str(delay[own].max())
+        rows.append([*cells, *(f"{events[kind, worker]:,}" for kind in faults), states.get(worker, "present")])
+    rows = rows if states else [row[:-1] for row in rows]
+    print_rows("workers", rows, console, f"and {size - _MOST_WORKERS:,} more" if size > _MOST_WORKERS else None)
+
+
 def print_comparison(sweep: Sweep, console: Console) -> None:
-    """One line for each method: means over the seeds, with the standard deviation where there are several.
+    """Print one line for each method: means over the seeds, with the standard deviation where there are several.
 
     Methods on different problems or at different speeds stand in tables of their own: their objectives are not comparable.
     """
@@ -100,88 +109,84 @@ def print_comparison(sweep: Sweep, console: Console) -> None:
         if not times:
             continue
         when = f"at time {times[0]:g}" if len(times) == 1 else f"at the end (times {times[0]:g} to {times[-1]:g})"
-        some = any(run is None for runs in methods.values() for run in runs)
-        heads = ("updates", "objective F", "pooled loss", "accuracy", "tau_max", "audit", *(["runs"] if some else []))
-        grid = _grid(f"{setting}: {when}" if len(settings) > 1 else when, "method", *heads)
+        rows = [["method", "updates", "objective F", "pooled loss", "accuracy", "tau_max", "audit", "runs"]]
         for name, runs in methods.items():
-            rows = [run.summary() for run in runs if run is not None]
-            if not rows:
-                grid.add_row(Text(name), *["-"] * 6, f"0 of {len(runs)}")
-                continue
-            cells = [_spread([row[key] for row in rows]) for key in ("updates", "objective", "pooled_loss", "accuracy")]
-            audits = [row["audit"] for row in rows if row["audit"] is not None]
-            cells += [f"{max(row['tau_max'] for row in rows):,}", number(max(audits), 1) if audits else "-"]
-            grid.add_row(Text(name), *cells, *([f"{len(rows)} of {len(runs)}"] if some else []))
-        console.print(grid)
-
-
-def _spread(values: Sequence[float]) -> str:
-    if len(values) == 1 or not all(map(math.isfinite, values)):
-        return number(float(np.mean(values)))
-    return f"{number(float(np.mean(values)))} ±{number(float(np.std(values, ddof=1)), 2)}"
+            ended = [run.summary() for run in runs if run is not None]
+            cells = ["-"] * 6
+            if ended:
+                means = ("updates", "objective", "pooled_loss", "accuracy")
+                audits = [summary["audit"] for summary in ended if summary["audit"] is not None]
+                cells = [_spread([summary[key] for summary in ended]) for key in means]
+                cells.append(f"{max(summary['tau_max'] for summary in ended):,}")
+                cells.append(number(max(audits), 1) if audits else "-")
+            rows.append([name, *cells, f"{len(ended)} of {len(runs)}"])
+        if all(run is not None for runs in methods.values() for run in runs):
+            rows = [row[:-1] for row in rows]
+        print_rows(f"{setting}: {when}" if len(settings) > 1 else when, rows, console)
 
 
 def sentence(sweep: Sweep) -> str:
-    """What is to be seen in a comparison's figure, from its numbers: a sentence for each problem and speeds."""
+    """What a comparison shows, in numbers: a line for each combination of problem and speeds."""
     settings = sweep.settings()
-    said = [_ranking(methods, f"for {setting} " if len(settings) > 1 else "") for setting, methods in settings.items()]
-    return "\n".join(f"To be seen: {one}" for one in said if one)
+    lines = [_ranking(methods, f"for {setting} " if len(settings) > 1 else "") for setting, methods in settings.items()]
+    return "\n".join(f"Result: {line}" for line in lines)
 
 
 def _ranking(methods: Mapping[str, Sequence[Run | None]], where: str) -> str:
-    """Who is lowest in the mean over all seeds; a method some of whose runs failed is not ranked by the others."""
-    final, partly = {}, []
+    """Which methods end lowest in the mean over all seeds; one with a run that failed or diverged is not ranked."""
+    final, warnings = {}, []
     for name, runs in methods.items():
         ends = [math.nan if run is None else float(run.metrics.objective[-1]) for run in runs]
         if all(map(math.isfinite, ends)):
             final[name] = float(np.mean(ends))
         else:
-            partly.append(f"{name} failed or diverged in {sum(not math.isfinite(end) for end in ends)} of {len(ends)} runs")
+            failed = sum(not math.isfinite(end) for end in ends)
+            warnings.append(f"{name} failed or diverged in {failed} of {len(ends)} runs")
     order = sorted(final, key=lambda name: final[name])
-    partly += [f"{name} ends above where it began" for name in order if _rose(methods[name], final[name])]
-    rest = f" {'; '.join(partly)}." if partly else ""
+    ended = {name: [run for run in methods[name] if run is not None] for name in order}
+    starts = {name: float(np.mean([run.metrics.objective[0] for run in ended[name]])) for name in order}
+    warnings += [f"{name} ends above where it began" for name in order if final[name] > starts[name]]
+    rest = f" {'; '.join(warnings)}." if warnings else ""
     if not order:
-        return f"{where}no method came to a finite objective in all its runs.{rest}"
-    best = order[0]
-    if len(order) == 1 and not partly:
+        return f"{where}no method reached a finite objective in all its runs.{rest}"
+    best, *others = order
+    if not others and not warnings:
         return f"{where}{best} ends with objective {number(final[best])}."
-    updates = {name: f"{np.mean([run.version for run in methods[name] if run is not None]):,.0f}" for name in order}
-    others = "; ".join(f"{name} {number(final[name])} after {updates[name]}" for name in order[1 : 1 + _NAMED])
-    more = len(order) - 1 - _NAMED
-    times = {f"{run.time:g}" for name in order for run in methods[name] if run is not None}
+    updates = {name: f"{np.mean([run.version for run in ended[name]]):,.0f}" for name in order}
+    ranked = "; ".join(f"{name} {number(final[name])} after {updates[name]}" for name in others[:_MOST_RANKED])
+    more = f", and {len(others) - _MOST_RANKED} more" if len(others) > _MOST_RANKED else ""
+    times = {f"{run.time:g}" for name in order for run in ended[name]}
     when = f"at time {times.pop()}" if len(times) == 1 else "at the end (their times differ)"
-    then = f" (then {others} updates{f', and {more} more' if more > 0 else ''})" if others else ""
+    then = f" (then {ranked} updates{more})" if ranked else ""
     return (
         f"{where}{when} {best} has the lowest objective, {number(final[best])} after {updates[best]} updates{then}; lower "
         f"is better, and F counts every worker the same.{rest}"
     )
 
 
-def _rose(runs: Sequence[Run | None], end: float) -> bool:
-    """Whether a method's objective is larger in the end than at first."""
-    return end > float(np.mean([run.metrics.objective[0] for run in runs if run is not None]))
-
-
 def print_advice(advice: Advice, commands: Sequence[str], missing: Sequence[str], console: Console) -> None:
-    """How unlike and how stale, what suits and why, where to start, what to type next, and what is not known."""
-    _print_unlike(advice, console)
+    """Print heterogeneity and delays, the method that suits and why, a step size, what to type next, what is unknown."""
+    _print_heterogeneity(advice, console)
     if advice.staleness:
         rows = [["wait_for", "updates/s", "gradients/s", "tau_avg", "tau_max", "time spent waiting"]]
         for row in advice.staleness:
-            mark = " *" if row.wait_for == advice.wait_for else ""
-            rates = (number(row.updates_per_second, 3), number(row.arrivals_per_second, 3))
-            rows.append(
-                [f"{row.wait_for}{mark}", *rates, number(row.tau_avg, 3), f"{row.tau_max:,}", f"{row.idle_share:.0%}"]
-            )
+            cells = [f"{row.wait_for}{' *' if row.wait_for == advice.wait_for else ''}", number(row.updates_per_second, 3)]
+            cells += [
+                number(row.arrivals_per_second, 3),
+                number(row.tau_avg, 3),
+                f"{row.tau_max:,}",
+                f"{row.idle_share:.0%}",
+            ]
+            rows.append(cells)
         print_rows("how stale gradients will be (* advised)", rows, console)
     title = {"dude": "DuDe", "vanilla": "vanilla ASGD", "sync": "synchronous SGD"}[advice.method]
     waiting = f" with wait_for={advice.wait_for}" if advice.method == "dude" and advice.staleness else ""
     console.print(f"What suits: {title}{waiting}.")
     for reason in advice.reasons:
         console.print(f"- {reason}")
-    made, steep = advice.chosen, math.nan if advice.constants is None else advice.constants.smoothness.value
-    delay = "the mean delay of equally fast workers" if made is None else f"the mean delay, {number(made.tau_avg, 3)}"
-    over = f" and the smoothness, {number(steep, 3)}" if steep > 1 else ""
+    chosen, smoothness = advice.chosen, math.nan if advice.constants is None else advice.constants.smoothness.value
+    delay = "the mean delay of equally fast workers" if chosen is None else f"the mean delay, {number(chosen.tau_avg, 3)}"
+    over = f" and the smoothness, {number(smoothness, 3)}" if smoothness > 1 else ""
     console.print(f"\nWhere to start: lr={advice.lr:g}: {KAPPA:g} over {delay}{over}. Try a quarter and four times it too.")
     if math.isfinite(advice.theory_lr):
         since = f" from {advice.horizon:,.0f} updates on" if math.isfinite(advice.horizon) else " never, for lack of noise"
@@ -192,77 +197,80 @@ def print_advice(advice: Advice, commands: Sequence[str], missing: Sequence[str]
     for text, command in zip(("Next:", "To check the choice:"), commands, strict=False):
         console.print(f"\n{text}\n  {command}")
     console.print()
-    for sentence in (*(f"not known: {text}" for text in missing), *(f"note: {text}" for text in advice.notes)):
-        console.print(sentence)
+    for line in (*(f"not known: {text}" for text in missing), *(f"note: {text}" for text in advice.notes)):
+        console.print(line)
 
 
-def _print_unlike(advice: Advice, console: Console) -> None:
-    """How far each worker's gradient is from the mean gradient, in lengths of that, and how noisy its minibatches are."""
-    found, later, free = advice.constants, advice.later, next(iter(advice.staleness), None)
-    if found is None or not math.isfinite(found.gradient.value):
+def _print_heterogeneity(advice: Advice, console: Console) -> None:
+    """Print how far each worker's gradient is from the mean gradient, in lengths of that, and its minibatches' noise."""
+    constants, free = advice.constants, next(iter(advice.staleness), None)
+    if constants is None or not math.isfinite(constants.gradient.value):
         return
-    seen: list[Constants | Later] = [found, *([] if later is None else [later])]
-    length = max(one.gradient.value for one in seen) or math.nan
-    unlike = [[math.sqrt(each.value) / length for each in one.heterogeneity] for one in seen]
-    noise = [math.sqrt(each.value) / length for each in found.variances]
-    order = sorted(range(advice.workers), key=lambda worker: -max(one[worker] for one in unlike))[:_UNLIKE]
-    heads = ["worker", "unlike at first", *(["unlike later"] if len(seen) > 1 else []), "noise"]
+    models: list[Constants | Later] = [constants] if advice.later is None else [constants, advice.later]
+    unit = max(model.gradient.value for model in models) or math.nan
+
+    def lengths(squares: Sequence[Estimate]) -> list[float]:
+        return [math.sqrt(square.value) / unit for square in squares]
+
+    def mean(values: Sequence[float]) -> str:
+        return number(math.sqrt(sum(value**2 for value in values) / len(values)), 2)
+
+    distances, noise = [lengths(model.heterogeneity) for model in models], lengths(constants.variances)
+    order = sorted(range(advice.workers), key=lambda worker: -max(values[worker] for values in distances))
+    shown = sorted(order[:_MOST_HETEROGENEOUS])
+    heads = ["worker", *("distance at first", "distance later")[: len(models)], "noise"]
     rows = [[*heads, *(["share of gradients", "mean delay"] if free is not None else [])]]
-    for worker in sorted(order):
-        cells = [str(worker), *(number(one[worker], 2) for one in unlike), number(noise[worker], 2)]
+    for worker in shown:
+        cells = [str(worker), *(number(values[worker], 2) for values in (*distances, noise))]
         cells += [f"{free.shares[worker]:.1%}", number(free.arrival_mean[worker], 3)] if free is not None else []
         rows.append(cells)
-    rest = advice.workers - len(order)
-    where = f"{advice.workers} workers{f', the {len(order)} most unlike' if rest else ''}"
-    print_rows(f"how unlike the workers are: {where}", rows, console)
-    means = [math.sqrt(sum(value**2 for value in one) / len(one)) for one in unlike]
-    after = f", and {number(means[1], 2)} later" if len(means) > 1 else ""
-    noisy = math.sqrt(sum(value**2 for value in noise) / len(noise))
+    most = f", the {len(shown)} most heterogeneous" if len(shown) < advice.workers else ""
+    print_rows(f"how heterogeneous the workers are: {advice.workers} workers{most}", rows, console)
+    later = f", and {mean(distances[1])} later" if len(models) > 1 else ""
     console.print(
-        f"In lengths of the mean gradient: workers' own gradients are {number(means[0], 2)} away from it at first{after} "
-        f"(0: all alike), and a minibatch's noise is {number(noisy, 2)}.\n"
+        f"In lengths of the mean gradient: workers' own gradients are {mean(distances[0])} away from it at first{later} "
+        f"(0: homogeneous), and a minibatch's noise is {mean(noise)}.\n"
     )
 
 
 def print_kind(heading: str, registry: Mapping[str, Any], console: Console) -> None:
-    """The names of one kind, each with its settings and its first sentence."""
+    """Print the names in a registry, each with its settings and its first sentence."""
     grid = _grid(heading, "name")
     grid.add_column("settings")
     grid.add_column("what it does")
-    for name, made in registry.items():
-        known = _nameable(made)
-        shown = ", ".join(p.name if p.default is p.empty else f"{p.name}={p.default}" for p in known)
-        about = (inspect.getdoc(made) or "").split("\n\n")[0].replace("``", "")
-        grid.add_row(*map(Text, (name, shown, about)))
+    for name, thing in registry.items():
+        settings = [p.name if p.default is p.empty else f"{p.name}={p.default}" for p in _nameable(thing)]
+        first = (inspect.getdoc(thing) or "").split("\n\n")[0].replace("``", "")
+        grid.add_row(*map(Text, (name, ", ".join(settings), first)))
     console.print(grid)
 
 
-def print_one(name: str, made: Any, console: Console) -> None:
-    """What one thing does and each of its settings."""
-    console.print(f"{name}\n\n{inspect.getdoc(made)}\n".replace("``", ""))
-    notes = setting_notes(made)
-    for parameter in _nameable(made):
-        default = "needed" if parameter.default is parameter.empty else f"default {parameter.default}"
-        note = notes.get(parameter.name, "")
-        if note:
-            console.print(f"  {parameter.name} ({default}): {note}")
-    if hasattr(made, "away"):
-        console.print(f"\nA worker that is not there: {made.away}.")
-    needed = [p.name for p in parameters(made).values() if p.default is p.empty]
+def print_one(name: str, thing: Any, console: Console) -> None:
+    """Print what a method, problem, speed model or fleet does, and each of its settings."""
+    console.print(f"{name}\n\n{inspect.getdoc(thing)}\n".replace("``", ""))
+    notes = _setting_notes(thing)
+    for parameter in _nameable(thing):
+        if parameter.name in notes:
+            default = "needed" if parameter.default is parameter.empty else f"default {parameter.default}"
+            console.print(f"  {parameter.name} ({default}): {notes[parameter.name]}")
+    if hasattr(thing, "away"):
+        console.print(f"\nA worker that is away: {thing.away or 'refused, for the method has no rule for it'}.")
+    needed = [p.name for p in parameters(thing).values() if p.default is p.empty]
     text = f"{name}[{','.join(f'{key}=...' for key in needed)}]" if needed else name
     console.print(f"\nWrite it as '{text}'{'' if needed else f', or with settings as {name}[setting=value,...]'}.")
 
 
-def _nameable(made: Any) -> list[inspect.Parameter]:
-    """The settings that a text can give, in their order: not those that are kept out of a folder's record too."""
-    kept = {f.name for f in dataclasses.fields(made) if not f.repr} if dataclasses.is_dataclass(made) else set()
-    return [parameter for name, parameter in parameters(made).items() if name not in kept]
+def _nameable(thing: Any) -> list[inspect.Parameter]:
+    """The settings that can be written as text, in their order; the others are left out of a run's config, too."""
+    hidden = {f.name for f in dataclasses.fields(thing) if not f.repr} if dataclasses.is_dataclass(thing) else set()
+    return [parameter for name, parameter in parameters(thing).items() if name not in hidden]
 
 
-def setting_notes(made: Any) -> dict[str, str]:
-    """The sentence under each field of a dataclass and of those it extends."""
+def _setting_notes(thing: Any) -> dict[str, str]:
+    """The docstring under each field of a dataclass, of its base classes and of the small values among its settings."""
     notes: dict[str, str] = {}
-    for base in reversed(made.__mro__):
+    groups = {type(parameter.default) for parameter in inspect.signature(thing).parameters.values()}
+    for base in (*groups, *reversed(thing.__mro__)):
         if dataclasses.is_dataclass(base) and isinstance(base, type):
             body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
             assert isinstance(body, ast.ClassDef)

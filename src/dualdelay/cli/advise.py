@@ -1,4 +1,4 @@
-"""dualdelay advise: what suits a problem and its workers, on one page."""
+"""dualdelay advise: which method, step size and wait_for suit a problem and its workers, on one page."""
 
 from __future__ import annotations
 
@@ -6,77 +6,68 @@ import math
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import numpy as np
-import tyro
-from rich.console import Console
 from torch import Tensor
 
-from ..analysis import reports
 from ..analysis.figures import draw_waiting
+from ..analysis.reports import print_advice
 from ..core import Problem
 from ..core.errors import MOST, BadInput, DualDelayError, require_path, require_positive, require_whole
-from ..engine.trace import Table
 from ..runs.names import label, parse, rebuild
 from ..runs.progress import Sharing
 from ..simulation.speeds import SpeedModel
-from ..storage.files import make_folder
 from ..storage.folder import Folder
 from ..theory.advice import Advice, Report, round_to
 from ..theory.advice import advise as advice_for
 from ..theory.staleness import measured, per_job, recorded_trace
-from .options import Common, MaybeFloat, MaybeInt, MaybePath, MaybeText
-from .shell import Partly, finish, free_folder, make_console
+from . import shared
+from .shared import Json, MaybeFloat, MaybeInt, MaybePath, MaybeText, Seed
 
-COLUMNS = ("wait_for", "updates_per_second", "arrivals_per_second", "tau_avg", "tau_max")
-_UNKNOWN = "unknown"
+_UNKNOWN = "unknown"  # the speeds of real workers that have not run yet
+_REAL = "--fleet ray"
+_ROW = ("wait_for", "updates_per_second", "arrivals_per_second", "tau_avg", "tau_max", "idle_share")
 
 
 @dataclass
 class _Case:
-    """What is to be looked at, as far as it could be had, and how it is written on the shell."""
+    """A problem and speeds to advise on, as far as they could be built, and the flags that name them."""
 
+    seed: int = 0
     problem: Problem | None = None
     speeds: SpeedModel | None = None
-    x: Tensor | None = None
-    later: Tensor | None = None
-    seed: int = 0
-    flags: str = ""  # problem, and speeds or fleet; empty if one of them has no name
-    wrong: tuple[str, ...] = ()
+    x: Tensor | None = None  # where a run starts
+    later: Tensor | None = None  # a model from further on
+    flags: str = ""  # of the problem and of the speeds or the fleet; empty if one of them has no name
+    errors: list[str] = field(default_factory=list)
 
 
 def advise(
-    problem: Annotated[
-        MaybeText, tyro.conf.arg(help="What is trained, such as 'digits[workers=10,alpha=0.1]'; by default digits.")
-    ] = None,
-    speeds: Annotated[
-        MaybeText,
-        tyro.conf.arg(
-            help="How fast workers are, such as 'fixed[times=[1,2,4]]'; by default 'truncated_normal[std=1]'. Of real ones "
-            "that have not run yet: 'unknown'."
-        ),
-    ] = None,
-    run: Annotated[
-        MaybePath, tyro.conf.arg(help="Instead of both, the folder of a run, simulated or real: its problem and its times.")
-    ] = None,
-    updates: Annotated[
-        MaybeInt, tyro.conf.arg(help="How many server updates the run is to make, if that is known.")
-    ] = None,
-    time: Annotated[
-        MaybeFloat, tyro.conf.arg(help="How long the run is to be: simulated, or seconds of real workers.")
-    ] = None,
-    seed: Annotated[int, tyro.conf.arg(help="Names split, minibatches, speeds and initial weights.")] = 0,
-    folder: Annotated[MaybePath, tyro.conf.arg(help="Where the figure goes; by default a new folder under runs/.")] = None,
-    json: Annotated[bool, tyro.conf.arg(help="Print one line of JSON at the end, and the rest to standard error.")] = False,
+    problem: MaybeText = None,
+    speeds: MaybeText = None,
+    run: MaybePath = None,
+    updates: MaybeInt = None,
+    time: MaybeFloat = None,
+    seed: Seed = 0,
+    folder: MaybePath = None,
+    json: Json = False,
 ) -> None:
-    """Say how heterogeneous workers are, how stale gradients get, and which method, step and wait_for to begin with.
+    """Measure how heterogeneous workers are and how stale gradients get, and recommend a method, a step and a wait_for.
 
     Example: dualdelay advise --problem 'digits[workers=10,alpha=0.1]' --speeds 'truncated_normal[std=5]' --time 300
 
     From a run: dualdelay advise --run runs/first
+
+    Arguments:
+        problem: What is trained, such as 'digits[workers=10,alpha=0.1]'; by default digits.
+        speeds: How fast workers are, such as 'fixed[times=[1,2,4]]'; by default 'truncated_normal[std=1]'. Of real ones
+            that have not run yet: 'unknown'.
+        run: Instead of both, the folder of a run, simulated or real: its problem and its times.
+        updates: How many server updates the run is to make, if you know.
+        time: How long the run is to be: simulated, or seconds of real workers.
+        folder: Where the figure goes; by default a new folder under runs/.
     """
     if updates is not None:
         require_whole("updates", updates, 1)
@@ -87,13 +78,14 @@ def advise(
             require_path(name, path)
     if run is not None and (problem is not None or speeds is not None):
         raise BadInput(f"the run in {run} has a problem and speeds of its own; leave out --problem and --speeds.")
-    console = make_console(json)
+    console = shared.make_console(json)
     with Sharing("advise") as report, _ticking(report) as ticks:
-        case = _recorded(run) if run is not None else _described(problem, speeds, seed)
+        case = _described(problem, speeds, seed) if run is None else _recorded(run)
         if case.problem is None and case.speeds is None:
-            raise BadInput(" ".join(case.wrong))
+            raise BadInput(" ".join(case.errors))
         advice = advice_for(
-            *(case.problem, case.speeds),
+            case.problem,
+            case.speeds,
             x=case.x,
             later=case.later,
             updates=updates,
@@ -101,143 +93,133 @@ def advise(
             seed=case.seed,
             report=ticks,
         )
-    place = folder or free_folder("advise")
-    told = [*case.wrong, *advice.missing]
+    missing = [*case.errors, *advice.missing]
     commands = _commands(advice, case, updates, time)
-    reports.print_advice(advice, commands, told, console)
-    figure = _draw(advice, place / "advise.png", console)
-    finish(json, "advise", **_values(advice), missing=told, commands=commands, figure=figure)
-    if case.wrong and speeds != _UNKNOWN:
-        raise Partly(case.wrong[0])
+    print_advice(advice, commands, missing, console)
+    figure = None
+    if advice.staleness:
+        path = (folder or shared.free_folder("advise")) / "advise.png"
+        chosen = f"{advice.method}, wait_for={advice.wait_for}, lr={advice.lr:g}"
+        caption = f"{advice.workers} workers. Advised: {chosen}."
+        figure = shared.print_figure(lambda: draw_waiting(advice.staleness, path, caption), console)
+    shared.finish(json, "advise", **_values(advice), missing=missing, commands=commands, figure=figure)
+    if case.errors and speeds != _UNKNOWN:
+        raise shared.Incomplete(case.errors[0])
 
 
 def _described(problem: str | None, speeds: str | None, seed: int) -> _Case:
-    """What the texts name; of two, one may be wrong."""
-    common = Common(problem=problem or Common.problem, speeds=speeds or Common.speeds)
-    case, wrong = _Case(seed=seed), []
+    """The case that two texts name; one of them may be wrong."""
+    problem, speeds = problem or shared.DEFAULT_PROBLEM, speeds or shared.DEFAULT_SPEEDS
+    pace = _REAL if speeds == _UNKNOWN else f"--speeds '{speeds}'"
+    case = _Case(seed, flags=f"--problem '{problem}' {pace}")
     try:
-        case.problem = common.built(seed)
+        case.problem = shared.make_problem(problem, seed)
     except DualDelayError as error:
-        wrong.append(f"the problem could not be measured: {error}")
-    if common.speeds == _UNKNOWN:
-        wrong.append(
+        case.errors.append(f"the problem could not be measured: {error}")
+    if speeds == _UNKNOWN:
+        case.errors.append(
             "how fast real workers are is not known before they have run: train for a minute, and give its folder "
             "(dualdelay advise --run FOLDER)."
         )
-    else:
-        try:
-            if case.problem is None:
-                case.speeds = parse("speeds", common.speeds)
-            else:
-                case.speeds = per_job(common.paced(case.problem.workers, seed), case.problem)
-        except DualDelayError as error:
-            wrong.append(f"delays could not be measured: {error}")
-    pace = "--fleet ray" if common.speeds == _UNKNOWN else f"--speeds '{common.speeds}'"
-    case.flags = f"--problem '{common.problem}' {pace}"
-    case.wrong = tuple(wrong)
+        return case
+    try:
+        if case.problem is None:
+            case.speeds = parse("speeds", speeds)
+        else:
+            case.speeds = per_job(shared.make_speeds(speeds, case.problem.workers, seed), case.problem)
+    except DualDelayError as error:
+        case.errors.append(f"delays could not be measured: {error}")
     return case
 
 
 def _recorded(path: Path) -> _Case:
-    """What a run's folder holds; its model at the end stands for later on."""
-    place = Folder(path)
-    config = place.config()
-    case, wrong = _Case(seed=config["seed"], x=place.start()), []
+    """The case of a recorded run, whose last model is the one from further on."""
+    folder = Folder(path)
+    config = folder.config()
+    case = _Case(config["seed"], x=folder.start())
     try:
         case.problem = rebuild("problem", config["problem"])
-        pace = "--fleet ray" if "fleet" in config else f"--speeds '{label(rebuild('speeds', config['speeds']))}'"
+        pace = _REAL if "fleet" in config else f"--speeds '{label(rebuild('speeds', config['speeds']))}'"
         case.flags = f"--problem '{label(case.problem)}' {pace}"
-    except DualDelayError as error:  # something of the user's own: there is no command for it
+    except DualDelayError as error:  # the user's own class: no command can name it
         if case.problem is None:
-            wrong.append(f"the run's problem could not be measured: {error}")
+            case.errors.append(f"the run's problem could not be measured: {error}")
     try:
-        if case.problem is not None and place.result() is not None:
-            case.later = case.problem.flat(place.weights("model"))
-        case.speeds = measured(recorded_trace(place), None if case.problem is None else case.problem.workers)
+        if case.problem is not None and folder.result() is not None:
+            case.later = case.problem.flat(folder.weights("model"))
+        case.speeds = measured(recorded_trace(folder), None if case.problem is None else case.problem.workers)
     except DualDelayError as error:
-        wrong.append(f"the run's times could not be measured: {error}")
-    case.wrong = tuple(wrong)
+        case.errors.append(f"the run's times could not be measured: {error}")
     return case
 
 
 def _commands(advice: Advice, case: _Case, updates: int | None, time: float | None) -> list[str]:
     """What to type next: the advised run, and where workers are simulated a comparison that checks the advice."""
-    real, made = "--fleet ray" in case.flags, advice.chosen
-    if case.problem is None or (made is None and not real):
+    real, chosen = _REAL in case.flags, advice.chosen
+    if case.problem is None or (chosen is None and not real):
         return []
     wait = f",wait_for={advice.wait_for}" if advice.method == "dude" and advice.wait_for > 1 else ""
     if not case.flags:
-        kind = {"dude": "DuDe", "vanilla": "VanillaASGD", "sync": "SyncSGD"}[advice.method]
-        given = f"lr={advice.lr:g}{wait.replace(',', ', ')}"
-        return [f"dd.train(dd.{kind}({given}), problem, dd.RayFleet(), updates={advice.updates})  # in Python"]
+        method = {"dude": "DuDe", "vanilla": "VanillaASGD", "sync": "SyncSGD"}[advice.method]
+        settings = f"lr={advice.lr:g}{wait.replace(',', ', ')}"
+        return [f"dd.train(dd.{method}({settings}), problem, dd.RayFleet(), updates={advice.updates})  # in Python"]
     length = f"--time {time:g}" if time is not None else f"--updates {advice.updates}"
-    if made is None and updates is None and time is None:
+    if chosen is None and updates is None and time is None:
         length = "--time 60"
     seed = f" --seed {case.seed}" if case.seed else ""
     commands = [f"dualdelay train '{advice.method}[lr={advice.lr:g}{wait}]' {case.flags} {length}{seed}"]
-    if real or made is None:
-        return commands
-    rival = "dude" if advice.method != "dude" else "vanilla"
-    grids = [
-        f"'{name}[lr={'|'.join(f'{round_to(lr * by):g}' for by in (0.25, 1, 4))}{more}]'"
-        for name, lr, more in ((advice.method, advice.lr, wait), (rival, advice.lr_async, ""))
-    ]
-    until = time if time is not None else round_to(advice.updates / made.updates_per_second)
-    seed = f" --seeds {case.seed}" if case.seed else ""
-    grids[1:1] = ["auto"] if advice.method == "dude" else []
-    return [*commands, f"dualdelay compare {' '.join(grids)} {case.flags} --time {until:g}{seed}"]
+    if chosen is not None and not real:
+        own = _grid(advice.method, advice.lr, wait)
+        if advice.method == "dude":
+            methods = f"{own} auto {_grid('vanilla', advice.lr_async)}"
+        else:
+            methods = f"{own} {_grid('dude', advice.lr_async)}"
+        until = time if time is not None else round_to(advice.updates / chosen.updates_per_second)
+        seeds = f" --seeds {case.seed}" if case.seed else ""
+        commands.append(f"dualdelay compare {methods} {case.flags} --time {until:g}{seeds}")
+    return commands
 
 
-def _draw(advice: Advice, path: Path, console: Console) -> str | None:
-    """Draw delay and throughput against wait_for, and say where; None if there is nothing to draw, or to draw with."""
-    if not advice.staleness:
-        return None
-    table = Table({name: np.array([getattr(row, name) for row in advice.staleness]) for name in COLUMNS})
-    chosen = f"{advice.method}, wait_for={advice.wait_for}, lr={advice.lr:g}"
-    try:
-        make_folder(path.parent)
-        draw_waiting(table, path, f"{advice.workers} workers. Advised: {chosen}.")
-    except BadInput as error:  # no matplotlib: the numbers are there all the same
-        console.print(f"no figure: {error}")
-        return None
-    console.print(f"figure: {path}")
-    return str(path)
+def _grid(method: str, lr: float, more: str = "") -> str:
+    """A method at a step size, a quarter and four times it, as compare takes it."""
+    return f"'{method}[lr={'|'.join(f'{round_to(lr * factor):g}' for factor in (0.25, 1, 4))}{more}]'"
 
 
 def _values(advice: Advice) -> dict[str, Any]:
-    """The advice as strict JSON can hold it."""
-    names = ["workers", "method", "wait_for", "lr", "lr_async", "updates", "theory_lr", "horizon", "even", "pull"]
-    names += ["reasons", "notes"]
-    values = {name: getattr(advice, name) for name in names}
-    values["table"] = [{name: getattr(row, name) for name in (*COLUMNS, "idle_share")} for row in advice.staleness]
-    found, later = advice.constants, advice.later
-    values["constants"] = None if found is None else asdict(found)
-    values["later"] = None if later is None else asdict(later)
-    made: dict[str, Any] = _strict(values)
-    return made
+    """The advice for the line of JSON."""
+    names = ("workers", "method", "wait_for", "lr", "lr_async", "updates", "theory_lr", "horizon", "even", "pull")
+    values = {name: getattr(advice, name) for name in (*names, "reasons", "notes")}
+    values["table"] = [{name: getattr(row, name) for name in _ROW} for row in advice.staleness]
+    values["constants"] = None if advice.constants is None else asdict(advice.constants)
+    values["later"] = None if advice.later is None else asdict(advice.later)
+    return {name: _strict(value) for name, value in values.items()}
 
 
 def _strict(value: Any) -> Any:
+    """A value as strict JSON can hold it: what is not finite becomes null."""
     if isinstance(value, Mapping):
-        return {key: _strict(one) for key, one in value.items()}
+        return {key: _strict(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_strict(one) for one in value]
+        return [_strict(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @contextmanager
 def _ticking(report: Report) -> Iterator[Report]:
-    """A report that is repeated while what it told of lasts, so that a long measurement shows that it goes on."""
-    said, ended = [(0.0, "reading")], threading.Event()
+    """A report that is repeated every half second, so that a long measurement shows that it goes on."""
+    latest, ended = [(0.0, "reading")], threading.Event()
 
     def repeat() -> None:
         while not ended.wait(0.5):
-            report(*said[-1])
+            report(*latest[0])
+
+    def update(share: float, text: str) -> None:
+        latest[0] = (share, text)
 
     thread = threading.Thread(target=repeat, daemon=True)
     thread.start()
     try:
-        yield lambda share, text: said.append((share, text))
+        yield update
     finally:
         ended.set()
         thread.join()

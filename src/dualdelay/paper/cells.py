@@ -1,10 +1,10 @@
-"""The runs of an experiment, computed and kept: one file for each draw of speeds, written whole after every step."""
+"""The runs of an experiment, computed and kept: one file for each cell, rewritten whenever more of its runs are done."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from ..engine.result import Run
 from ..runs.settings import Compute, Evaluation, Reporting, Saving, Server, SimulatedFleet
 from ..runs.sweep import Options, Point, run_points
 from ..storage.files import make_folder, write
-from .experiment import Cell, Experiment, classes, draws
+from .experiment import Cell, Experiment, Key, classes, draws
 
 Report = Callable[[float, str], None]
 CURVES = ("time", "version", "objective", "pooled_loss", "accuracy")
@@ -37,80 +37,74 @@ def compute(
     On a GPU the runs of a cell are computed side by side and kept when all have ended, elsewhere one after the other: a
     computation that is killed loses no more than that.
     """
-    cells = list(experiment.cells())
-    books = {cell: load(cell, folder) for cell in cells}  # says so before anything is computed if one is not ours
-    wanted = {cell: [key for key in cell.wanted() if _name(*key) not in books[cell]["runs"]] for cell in cells}
-    total = sum(len(list(cell.wanted())) for cell in cells)
-    done = total - sum(map(len, wanted.values()))
-    together = device is not None and device.startswith("cuda")
-    for cell in cells:
-        problems = {alpha: cell.problem(alpha) for alpha in dict.fromkeys(alpha for alpha, _, _ in wanted[cell])}
-        book = books.pop(cell)
+    contents = {cell: load(cell, folder) for cell in experiment.cells()}  # refuses other files before it computes anything
+    missing = {cell: [key for key in cell.wanted() if key.name not in contents[cell]["runs"]] for cell in contents}
+    total = sum(len(list(cell.wanted())) for cell in contents)
+    done = total - sum(map(len, missing.values()))
+    side_by_side = device is not None and device.startswith("cuda")
+    versions = {name: environment()[name] for name in ("torch", "numpy", "python")}
+    means = {"device": device or "cpu", "precision": precision, **versions}
+    for cell, keys in missing.items():
+        if not keys:
+            continue
+        content = contents[cell]
+        problems = {alpha: cell.problem(alpha) for alpha in dict.fromkeys(key.alpha for key in keys)}
         for alpha, problem in problems.items():
             split = {"draws": draws(problem, alpha, cell.seed), "samples": classes(problem)}
-            book["splits"].setdefault(f"{alpha:.15g}", split)
-        keys = wanted[cell]
-        for some in [keys] if together and keys else [[key] for key in keys]:
-            place = f"std {cell.std:g}, seed {cell.seed}" + ("" if together else f", {_name(*some[0])}")
-            tell = partial(_tell, report, done, len(some), total, place)
-            points = [_point(cell, *key, problems[key[0]]) for key in some]
-            book["runs"] |= _runs(cell, points, tell, Compute(device, cores, precision))
-            means = {
-                "device": device or "cpu",
-                "precision": precision,
-                **{name: environment()[name] for name in ("torch", "numpy", "python")},
-            }
-            book["computed"] += [means] if means not in book["computed"] else []
+            content["splits"].setdefault(f"{alpha:.15g}", split)
+        if means not in content["computed"]:
+            content["computed"].append(means)
+        for batch in [keys] if side_by_side else [[key] for key in keys]:
+            place = f"std {cell.std:g}, seed {cell.seed}" + ("" if side_by_side else f", {batch[0].name}")
+            progress = partial(_report_batch, report, done, len(batch), total, place)
+            content["runs"] |= run_batch(cell, batch, problems, progress, Compute(device, cores, precision))
             make_folder(folder)
-            write(_path(cell, folder), _text(book).encode())
-            done += len(some)
+            write(_path(cell, folder), _text(content).encode())
+            done += len(batch)
 
 
-def _tell(report: Report | None, done: int, count: int, total: int, place: str, share: float, text: str) -> None:
-    """Say how far all runs are, from how far the next ``count`` are."""
+def _report_batch(report: Report | None, done: int, count: int, total: int, place: str, share: float, text: str) -> None:
+    """Report how far all runs are, from how far the next ``count`` are."""
     if report is not None:
         report((done + share * count) / total, f"{done:,} of {total:,} runs; {place}")
 
 
-def _runs(cell: Cell, points: list[Point], tell: Report, compute: Compute) -> dict[str, Any]:
-    """The records of these runs by name."""
-    names = [point.names["name"] for point in points]
+def run_batch(
+    cell: Cell, keys: Sequence[Key], problems: Mapping[float, Problem], report: Report, compute: Compute
+) -> dict[str, Any]:
+    """Compute these runs of a cell, and return their records by name."""
+    fleet, points = SimulatedFleet(cell.speeds), []
+    for key in keys:
+        names, algorithm = {"name": key.name, "seed": cell.seed}, cell.experiment.makers[key.method](lr=key.lr)
+        points.append(Point(names, algorithm, problems[key.alpha], fleet, cell.seed, None))
+    evaluation = Evaluation(seconds=cell.horizon / cell.experiment.evaluations)
+    options = Options(None, cell.horizon, Saving(), evaluation, compute, Server())
     try:
-        pause = cell.horizon / cell.experiment.evaluations
-        options = Options(None, cell.horizon, Saving(), Evaluation(seconds=pause), compute, Server())
-        made = run_points(points, options, watch=Reporting(progress=False, report=tell))
-    except RunFailed as error:  # none of them came to its end
-        return {name: {"failed": str(error).removeprefix("no run came to its end; the first says: ")} for name in names}
-    failed = {names[k]: {"failed": why} for k, why in made.failed.items()}
-    return {name: _record(run) for name, run in zip(names, made.runs, strict=True) if run is not None} | failed
-
-
-def _name(alpha: float, method: str, lr: float) -> str:
-    return f"alpha {alpha:.15g}, {method}, lr {lr:.15g}"
-
-
-def _point(cell: Cell, alpha: float, method: str, lr: float, problem: Problem) -> Point:
-    algorithm = cell.experiment.makers[method](lr=lr)
-    names = {"name": _name(alpha, method, lr), "seed": cell.seed}
-    return Point(names, algorithm, problem, SimulatedFleet(cell.speeds), cell.seed, None)
-
-
-def _number(value: float) -> float | None:
-    return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
+        sweep = run_points(points, options, watch=Reporting(progress=False, report=report))
+    except RunFailed as error:  # not one of them came to its end
+        reason = str(error).removeprefix("no run came to its end; the first says: ")
+        return {key.name: {"failed": reason} for key in keys}
+    failed = {keys[k].name: {"failed": reason} for k, reason in sweep.failed.items()}
+    return {key.name: _record(run) for key, run in zip(keys, sweep.runs, strict=True) if run is not None} | failed
 
 
 def _record(run: Run) -> dict[str, Any]:
     """What is kept of a run."""
     delays = run.delays
     counts = {"updates": run.version, "arrivals": len(run.trace), "rejected": run.rejected}
-    curves = {name: [_number(float(value)) for value in run.metrics[name]] for name in CURVES}
+    curves = {name: [_number(value) for value in run.metrics[name].tolist()] for name in CURVES}
     return {**counts, "tau_max": delays.tau_max, "tau_avg": _number(delays.tau_avg), **curves}
 
 
-def _text(book: Mapping[str, Any]) -> str:
-    """The file's text, with one line for each run."""
-    runs = ",\n".join(f"{json.dumps(name)}: {json.dumps(run, allow_nan=False)}" for name, run in book["runs"].items())
-    rest = ",\n".join(f'"{name}": {json.dumps(part)}' for name, part in book.items() if name != "runs")
+def _number(value: float) -> float | None:
+    """A number as it stands in a file; None if it is not finite."""
+    return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
+
+
+def _text(content: Mapping[str, Any]) -> str:
+    """The text of a cell's file, with one line for each run."""
+    runs = ",\n".join(f"{json.dumps(name)}: {json.dumps(run, allow_nan=False)}" for name, run in content["runs"].items())
+    rest = ",\n".join(f'"{name}": {json.dumps(part)}' for name, part in content.items() if name != "runs")
     return f'{{{rest},\n"runs": {{\n{runs}\n}}}}\n'
 
 
@@ -119,42 +113,44 @@ def _path(cell: Cell, folder: Path) -> Path:
 
 
 def load(cell: Cell, folder: Path) -> dict[str, Any]:
-    """What the folder holds of a cell; the beginning of its file if it holds nothing."""
+    """The content of a cell's file; of one that is not there, the content without runs."""
     e, path = cell.experiment, _path(cell, folder)
     about = {"problem": e.problem, "workers": e.workers, "std": cell.std, "seed": cell.seed, "updates": e.updates}
-    about |= {"evaluations": e.evaluations}
-    fresh = {"about": about, "horizon": cell.horizon, "speeds": cell.times, "splits": {}, "computed": [], "runs": {}}
+    about["evaluations"] = e.evaluations
+    empty = {"about": about, "horizon": cell.horizon, "speeds": cell.times, "splits": {}, "computed": [], "runs": {}}
     try:
-        book: dict[str, Any] = json.loads(path.read_bytes())
+        content: dict[str, Any] = json.loads(path.read_bytes())
     except FileNotFoundError:
-        return fresh
+        return empty
     except ValueError as error:
         raise BadInput(f"{path} is damaged ({error}); delete it and its runs are computed anew.") from None
     except OSError as error:
         raise BadInput(f"{path} cannot be read ({error.strerror}); choose another --folder.") from None
-    if not _ours(book, fresh):
+    if not _has_form_of(empty, content):
         raise BadInput(f"{path} is no file of the paper's runs; choose another --folder.")
     for name, value in about.items():
-        held = book["about"].get(name)
+        held = content["about"].get(name)
         if held != value:
             raise BadInput(f"{path} holds runs with {name} {held}, but {value} is wanted; choose another --folder.")
-    return book
+    return content
 
 
-def _ours(book: Any, fresh: Mapping[str, Any]) -> bool:
-    """Whether a file has all that one of ours has."""
-    if not isinstance(book, dict) or set(book) != set(fresh):
+def _has_form_of(empty: Mapping[str, Any], content: object) -> bool:
+    """Whether a file's content has the parts of an empty one, of the same types, and complete records."""
+
+    def types(parts: Mapping[str, Any]) -> dict[str, type]:
+        return {name: type(part) for name, part in parts.items()}
+
+    if not isinstance(content, dict) or types(content) != types(empty):
         return False
-    if any(type(book[name]) is not type(part) for name, part in fresh.items()):
-        return False
-    runs = book["runs"].values()
-    return all(isinstance(run, dict) and ("failed" in run or run.keys() >= {*CURVES, "updates", "tau_max"}) for run in runs)
+    complete = {*CURVES, "updates", "tau_max"}
+    return all(isinstance(run, dict) and ("failed" in run or run.keys() >= complete) for run in content["runs"].values())
 
 
 def records(experiment: Experiment, folder: Path) -> Iterator[tuple[Cell, float, str, float, Mapping[str, Any]]]:
     """Every run of the experiment that the folder holds: its cell, alpha, method, step and record."""
     for cell in experiment.cells():
-        held = load(cell, folder)["runs"]
+        runs = load(cell, folder)["runs"]
         for key in cell.wanted():
-            if _name(*key) in held:
-                yield cell, *key, held[_name(*key)]
+            if key.name in runs:
+                yield cell, *key, runs[key.name]

@@ -1,4 +1,4 @@
-"""What the paper's figures are made of, with a declared choice wherever the paper is silent."""
+"""The experiments behind the paper's figures, with a declared choice wherever the paper is silent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -82,7 +82,7 @@ class Experiment:
         """The methods by name, to be called with a step size; DuDe once for each ``wait_for``.
 
         One job is one minibatch for all (K = 1 local step). FedBuff's buffer holds a third of the workers. Half of the
-        workers are available to MIFA in a round, drawn uniformly; a round of the fastest would never hear the others.
+        workers are available to MIFA in a round, drawn uniformly; with the fastest, the others would never report.
         """
         makers: dict[str, Callable[..., Algorithm[Any]]] = {
             **{f"dude c={c}" if c > 1 else "dude": partial(DuDe, wait_for=c) for c in self.wait_for},
@@ -97,15 +97,28 @@ class Experiment:
 
     def cells(self) -> Iterator[Cell]:
         """All pairs of std and seed."""
-        yield from (Cell(self, std, seed) for seed in self.seeds for std in self.stds)
+        return (Cell(self, std, seed) for seed in self.seeds for std in self.stds)
 
 
 FIGURES = {
     "figure1": Experiment(10, (0.1, 0.5)),
     "figure2": Experiment(30, (0.05, 0.1)),
-    # what reviewers of the paper asked for: the most unlike workers, until accuracy does not rise any more
+    # what reviewers of the paper asked for: the most heterogeneous data, until accuracy does not rise any more
     "saturation": Experiment(10, (0.1,), (1.0,), updates=100_000, steps=(0.01, 0.02, 0.05), wait_for=(1, 2, 3, 5)),
 }
+
+
+class Key(NamedTuple):
+    """What tells the runs of a cell apart."""
+
+    alpha: float
+    method: str
+    lr: float
+
+    @property
+    def name(self) -> str:
+        """The run's name in its cell's file."""
+        return f"alpha {self.alpha:.15g}, {self.method}, lr {self.lr:.15g}"
 
 
 @dataclass(frozen=True)
@@ -118,7 +131,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """What its file is called."""
+        """The name of its file, without the ending."""
         return f"std{self.std:g}-seed{self.seed}"
 
     @property
@@ -128,12 +141,12 @@ class Cell:
 
     @property
     def speeds(self) -> TruncatedNormalSpeeds:
-        """Every worker's time for a minibatch, drawn from TN(1, std)."""
+        """The speed model: every worker's time for a minibatch is drawn from TN(1, std)."""
         return TruncatedNormalSpeeds(self.experiment.workers, self.std, self.seed)
 
     @property
     def times(self) -> list[float]:
-        """The speeds as numbers."""
+        """Every worker's time for a minibatch."""
         return [self.speeds.seconds(worker, 0) for worker in range(self.experiment.workers)]
 
     @property
@@ -147,16 +160,17 @@ class Cell:
         return self.experiment.updates / self.rate
 
     def problem(self, alpha: float) -> Problem:
-        """The data as they are split for this seed."""
+        """The problem with its data split for this alpha and seed."""
         name, settings = call(self.experiment.problem)
         split = {"workers": self.experiment.workers, "alpha": alpha, "seed": self.seed}
         problem: Problem = build("problem", name, {**settings, **split})
         return problem
 
-    def wanted(self) -> Iterator[tuple[float, str, float]]:
-        """Every run by alpha, method and step."""
-        e = self.experiment
-        yield from ((alpha, method, lr) for alpha in e.alphas for method in e.makers for lr in e.steps)
+    def wanted(self) -> Iterator[Key]:
+        """The keys of all runs of the cell."""
+        return itertools.starmap(
+            Key, itertools.product(self.experiment.alphas, self.experiment.makers, self.experiment.steps)
+        )
 
 
 def classes(problem: Problem) -> list[list[int]]:
@@ -168,12 +182,12 @@ def classes(problem: Problem) -> list[list[int]]:
         if shard.pair is None or shard.pair[1].is_floating_point():
             return []
         targets.append(shard.pair[1] if shard.rows is None else shard.pair[1][shard.rows])
-    most = 1 + max(int(part.max()) for part in targets)
-    return [torch.bincount(part, minlength=most).tolist() for part in targets]
+    count = 1 + max(int(part.max()) for part in targets)
+    return [torch.bincount(part, minlength=count).tolist() for part in targets]
 
 
 def draws(problem: Problem, alpha: float, seed: int) -> int:
-    """How many splits were drawn until everyone had as many samples as the problem asks for."""
+    """How many splits were drawn until every worker had as many samples as the problem asks for."""
     settings, counts = getattr(problem, "settings", {}), classes(problem)
     if not counts or settings.get("split") != "dirichlet" or settings.get("empty") != "resample":
         return 1

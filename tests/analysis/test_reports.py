@@ -1,0 +1,97 @@
+"""What is printed about runs: tables of workers, comparisons that rank what can be ranked, and TensorBoard's files."""
+
+import dataclasses
+import io
+import math
+import sys
+
+import pytest
+from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import dualdelay as dd
+from dualdelay.analysis.loggers import TensorBoard
+from dualdelay.analysis.reports import print_comparison, print_run, sentence
+from dualdelay.engine.trace import Trace
+
+THREE = dd.Quadratic([[0.0], [6.0], [12.0]], noise=0.5)
+SPEEDS = dd.FixedSpeeds([1.0, 2.0, 4.0])
+
+
+def printed(function, thing):
+    console = Console(width=140, file=io.StringIO())
+    function(thing, console)
+    return [line.split() for line in console.file.getvalue().splitlines()]
+
+
+def test_the_sentence_ranks_by_the_mean_and_names_methods_that_failed():
+    methods = [dd.DuDe(lr=0.05), dd.VanillaASGD(lr=0.05), dd.VanillaASGD(lr=1e200)]
+    sweep = dd.compare(methods, THREE, SPEEDS, seeds=[0, 1], updates=300)
+    line = sentence(sweep)
+    assert line.startswith("Result: at the end (their times differ) dude[lr=0.05] has the lowest objective")
+    assert line.endswith("every worker the same. vanilla[lr=1e+200] failed or diverged in 2 of 2 runs.")
+    rows = {row[0]: row[-3:] for row in printed(print_comparison, sweep) if row}
+    assert rows["dude[lr=0.05]"] == rows["vanilla[lr=0.05]"] == ["2", "of", "2"]
+    assert rows["vanilla[lr=1e+200]"] == ["0", "of", "2"]
+
+
+def test_problems_are_not_ranked_against_each_other():
+    problems = [THREE, dd.Quadratic([[0.0], [1.0], [2.0]])]
+    grid = {"algorithm": [dd.DuDe(lr=0.05), dd.VanillaASGD(lr=0.05)], "problem": problems}
+    lines = sentence(dd.sweep(grid, None, SPEEDS, updates=200)).splitlines()
+    assert len(lines) == 2 and all("dude[lr=0.05] has the lowest objective" in line for line in lines)
+
+
+def workers(run):
+    """The columns of a run's table of workers behind the delays, and their values by worker."""
+    rows = printed(print_run, run)
+    heading, _, *table = rows[rows.index(["workers"]) + 2 :]
+    assert heading[:9] == ["worker", "arrivals", "share", "mean", "seconds", "mean", "delay", "max", "delay"]
+    return heading[9:], [row[6:] for row in table if row]
+
+
+def test_the_table_of_workers_shows_faults_and_states_only_where_there_were_some():
+    run = dd.simulate(dd.DuDe(0.1), THREE, SPEEDS, updates=30)
+    assert workers(run) == ([], [[], [], []])
+    changes = [dd.speeds.leave(1, 5.0), dd.speeds.leave(2, 6.0), dd.speeds.join(2, 8.0)]
+    left = dd.simulate(dd.DuDe(0.1), THREE, dd.SimulatedFleet(SPEEDS, changes=changes), updates=30)
+    assert workers(left) == (["state"], [["present"], ["left"], ["present"]])
+    kinds = [("crashed", 0), ("crashed", 0), ("failed", 2), ("frozen", 2), ("thawed", 1)]
+    event = {"row": 9, "time": 9.0, "draw": 0, "version": 9, "after": 9, "text": ""}
+    events = [{"kind": kind, "worker": worker, **event} for kind, worker in kinds]
+    faulty = dataclasses.replace(run, trace=Trace(run.trace.columns, events))
+    rows = [["2", "0", "present"], ["0", "0", "present"], ["0", "1", "frozen"]]
+    assert workers(faulty) == (["crashed", "failed", "state"], rows)
+    summary = printed(print_run, faulty)
+    assert ["crashed", "2"] in summary and ["failed", "1"] in summary
+
+
+def test_tensorboard_has_every_finite_number_at_its_version(tmp_path):
+    with TensorBoard(tmp_path / "board") as board:
+        board(3, {"loss": 2.5, "accuracy": math.nan, "worker/1/rate": 7.0})
+        board(8, {"loss": 1.5, "accuracy": 0.5})
+        written = EventAccumulator(str(tmp_path / "board")).Reload()
+        assert [(event.step, event.value) for event in written.Scalars("loss")] == [(3, 2.5), (8, 1.5)], "at once"
+    assert [(event.step, event.value) for event in written.Scalars("accuracy")] == [(8, 0.5)]
+    assert set(written.Tags()["scalars"]) == {"loss", "accuracy", "worker/1/rate"}
+
+
+def test_tensorboard_takes_a_run_and_refuses_a_folder_that_cannot_be_written(tmp_path):
+    with TensorBoard(str(tmp_path / "board")) as board:
+        options = {"evaluation": dd.Evaluation(every=4), "watch": dd.Reporting(log=[board])}
+        run = dd.simulate(dd.DuDe(0.1), THREE, SPEEDS, updates=20, **options)
+    written = EventAccumulator(str(tmp_path / "board")).Reload()
+    assert [event.step for event in written.Scalars("objective")] == [0, 4, 8, 12, 16, 20]
+    assert [event.value for event in written.Scalars("objective")] == pytest.approx(run.metrics.objective.tolist())
+    assert [event.step for event in written.Scalars("tau_max")] == [20]
+    assert "accuracy" not in written.Tags()["scalars"]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(dd.BadInput, match="cannot be written for TensorBoard"):
+        TensorBoard(tmp_path / "file")
+
+
+def test_without_tensorboard_the_error_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard", None)  # any import of it fails
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
+    with pytest.raises(dd.BadInput, match=r"tensorboard package is not installed.*pip install 'dualdelay\[tensorboard\]'"):
+        TensorBoard(tmp_path)
