@@ -91,7 +91,7 @@ def shell(*words: str) -> None:
         sys.argv = before
 
 
-Quadratic, Logistic, Digits, Network = dd.Quadratic, dd.problems.Logistic, dd.Digits, dd.Network
+Quadratic, Logistic, Digits, Network = dd.Quadratic, dd.problems.Logistic, dd.Digits, flat.network
 LocalSteps, Clipped, FullGradients = dd.LocalSteps, dd.problems.Clipped, dd.problems.FullGradients
 without_batchnorm = dd.problems.without_batchnorm
 Fixed, Normal, Exponential = dd.FixedSpeeds, dd.TruncatedNormalSpeeds, dd.speeds.ExponentialSpeeds
@@ -715,7 +715,7 @@ OWN: dict[str, Callable[[], Case]] = {
         Network(mlp(), cross_entropy, shard, 4, workers=4, weights="samples", full_gradient=False), speeds=FOUR
     ),
     "network regression": lambda: own(
-        Network(mlp(outputs=1), mse_loss, [(x, x.sum(1, keepdim=True)) for x, _ in shards()], 4, evaluation_batch=7)
+        Network(mlp(outputs=1), mse_loss, [(x, x.sum(1, keepdim=True)) for x, _ in shards()], 4, evaluation_size=7)
     ),
     "network images": lambda: own(Network(convolutional(), cross_entropy, images(), 4), updates=12),
     "network without batchnorm": lambda: own(

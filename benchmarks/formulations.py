@@ -16,7 +16,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from dualdelay.kernels.inside_vmap import Kernels
+from dualdelay.kernels.dispatch import Kernels
 from dualdelay.problems.cifar10 import lenet
 
 BATCH = 64
@@ -69,7 +69,7 @@ def formulations(module: nn.Module, low: torch.dtype | None) -> dict[str, Callab
         return vmap(grad_and_value(one))(x, inputs, targets)[0]
 
     def ours() -> TorchFunctionMode:
-        return Kernels("float32" if low is None else "bfloat16", stacked=True)
+        return Kernels("float32" if low is None else "bfloat16")
 
     def outside(mode: Callable[[], TorchFunctionMode]) -> Callable[..., Any]:
         def run(x: Tensor, inputs: Tensor, targets: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""The verbs with all options side by side: tables of cases merge them more easily than the small values they belong to."""
+"""The verbs and a network with all options side by side: tables of cases merge them more easily than small values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,12 @@ COMPUTE = {
     "memory": "memory_limit",
 }
 SERVER = {"start": "initial_weights", "optimizer": "optimizer", "schedule": "schedule", "on_nonfinite": "on_nonfinite"}
-
+BATCHES = {
+    "replacement": "replacement",
+    "collate_fn": "collate_fn",
+    "stochastic": "stochastic",
+    "evaluation_size": "evaluation_size",
+}
 REPORTING = {"log": "log", "progress": "progress", "report": "report"}
 
 
@@ -44,6 +49,12 @@ def grouped(options: dict[str, Any]) -> dict[str, Any]:
     if reporting := _taken(rest, REPORTING):
         rest["watch"] = dd.Reporting(rest.pop("watch", ()), **reporting)
     return rest
+
+
+def network(model: Any, loss: Any = None, shards: Any = None, batch_size: Any = 64, **options: Any) -> dd.Network:
+    if batches := _taken(options, BATCHES):
+        batch_size = dd.Batches(batch_size, **batches)
+    return dd.Network(model, loss, shards, batch_size, **options)
 
 
 def _fleet(speeds: Any, options: dict[str, Any]) -> Any:

@@ -188,7 +188,7 @@ moves = (dd.speeds.join(3, 2.5), dd.speeds.leave(1, 4.0), dd.speeds.join(1, 7.0)
 paces = dd.speeds.ChangingSpeeds(dd.FixedSpeeds([1, 1, 2, 3]), [3.0, 6.5], [[1, 1, 1, 1], [9, 1, 1, 0.5], [1, 2, 3, 4]])
 rare = dd.FixedSpeeds([5.0] * 4)  # after second 10 nothing arrives until 15
 until_13 = {"updates": None, "time": 13.0, "checkpoint_every": 1, "evaluate_seconds": 0.75}
-jittered = dd.Network(mlp(), cross_entropy, [Jittered(pair) for pair in shards()], 4, stochastic=True)
+jittered = dd.Network(mlp(), cross_entropy, [Jittered(pair) for pair in shards()], dd.Batches(4, stochastic=True))
 
 SCENARIOS: dict[str, Scenario] = {
     **{name: Scenario(method, updates=13, checkpoint_every=3) for name, method in ALGORITHMS.items()},
@@ -214,9 +214,13 @@ SCENARIOS: dict[str, Scenario] = {
         three,
         evaluate_seconds=20.0,
     ),
-    "own network": Scenario(dd.DuDe(LR), dd.Network(Scaled(), cross_entropy, shards(), 4, replacement=False), three),
+    "own network": Scenario(
+        dd.DuDe(LR), dd.Network(Scaled(), cross_entropy, shards(), dd.Batches(4, replacement=False)), three
+    ),
     "dropout": Scenario(
-        dd.SIAG(LR), dd.Network(lambda: mlp(nn.Dropout(0.3)), cross_entropy, shards(), 4, stochastic=True), three
+        dd.SIAG(LR),
+        dd.Network(lambda: mlp(nn.Dropout(0.3)), cross_entropy, shards(), dd.Batches(4, stochastic=True)),
+        three,
     ),
     "augmented data": Scenario(dd.DuDe(LR), jittered, three),
     "wakes": Scenario(Deadline(LR), speeds=dd.FixedSpeeds([4.5, 9.5, 9.5, 9.5]), checkpoint_every=1),

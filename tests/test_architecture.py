@@ -109,6 +109,11 @@ import dualdelay as dd
 assert "triton" not in sys.modules and "dualdelay.kernels.convolution" not in sys.modules
 run = dd.simulate(dd.DuDe(lr=0.1), dd.Quadratic([[0.0], [6.0]]), dd.FixedSpeeds([1.0, 2.0]), updates=50)
 assert run.version == 50
+import torch
+pair = torch.ones(4, 2), torch.ones(4, 1)
+problem = dd.Network(torch.nn.Linear(2, 1), torch.nn.functional.mse_loss, [pair, pair], 2)
+dd.simulate(dd.DuDe(lr=0.1), problem, dd.FixedSpeeds([1.0, 2.0]), updates=5)
+assert "torch._dynamo" not in sys.modules  # which takes seconds to import
 try:
     dd.train(dd.DuDe(lr=0.1), dd.Quadratic([[0.0]]), updates=1)
 except dd.BadInput as error:

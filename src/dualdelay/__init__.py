@@ -18,7 +18,7 @@ from .core.draws import Draws
 from .core.errors import BadInput, DualDelayError, ReplayMismatch, RunFailed
 from .core.version import __version__ as __version__
 from .engine.result import EarlyStop, Run
-from .problems import Cifar10, Digits, LocalSteps, Network, Quadratic
+from .problems import Batches, Cifar10, Digits, LocalSteps, Network, Quadratic
 from .runs.load import load
 from .runs.replay import replay
 from .runs.resume import resume
@@ -39,6 +39,7 @@ __all__ = [
     "Arrival",
     "AutoDuDe",
     "BadInput",
+    "Batches",
     "Cifar10",
     "Compute",
     "Digits",

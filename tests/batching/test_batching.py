@@ -140,8 +140,11 @@ KIN: dict[str, Callable[[], list[Any]]] = {
     "splits and pairs": lambda: [net(split(0)), net(shards(5, seed=2), seed=1), net(split(4, 2)), net(shards())],
     "the same inputs with other targets": lambda: [net([(INPUTS, TARGETS)]), net([(INPUTS, (TARGETS + 1) % 3)])],
     "seeds": lambda: [net(shards()), net(shards()).reseeded(5)],
-    "without replacement": lambda: [net(split(0), replacement=False), net(shards(), replacement=False, seed=3)],
-    "with and without": lambda: [net(split(0), replacement=False), net(split(1)), net(shards())],
+    "without replacement": lambda: [
+        net(split(0), batch=dd.Batches(4, replacement=False)),
+        net(shards(), batch=dd.Batches(4, replacement=False), seed=3),
+    ],
+    "with and without": lambda: [net(split(0), batch=dd.Batches(4, replacement=False)), net(split(1)), net(shards())],
     "by samples": lambda: [net(split(0), weights="samples"), net(shards(), weights="equal"), net(split(0))],
     "frozen and without dimension": lambda: [net(split(0), Scaled()), net(shards(), Scaled())],
     "buffers": lambda: [net(split(0), Shifted()), net(split(1), Shifted())],
@@ -223,7 +226,7 @@ UNLIKE: dict[str, Callable[[], Any]] = {
     "numbers in the module": lambda: net(shards(), Power(2)),
     "batch size": lambda: net(shards(), batch=5),
     "batch sizes": lambda: net(shards(), batch=[4, 4, 5]),
-    "chance": lambda: net(shards(), stochastic=True),
+    "chance": lambda: net(shards(), batch=dd.Batches(4, stochastic=True)),
     "dataset": lambda: net([TensorDataset(*pair) for pair in shards()]),
     "precision": lambda: net(shards()).on("cpu", "bfloat16"),
     "type": lambda: net([doubled(pair) for pair in shards()], mlp().double()),
@@ -250,8 +253,8 @@ def test_problems_that_cannot_be_taken_together_are_no_kin(name: str) -> None:
 
 ALONE: dict[str, Callable[[], dd.Problem]] = {
     "batch sizes": UNLIKE["batch sizes"],
-    "chance": lambda: net(shards(), mlp(nn.Dropout(0.5)), stochastic=True),
-    "augmented data": lambda: net([Jittered(pair) for pair in shards()], stochastic=True),
+    "chance": lambda: net(shards(), mlp(nn.Dropout(0.5)), batch=dd.Batches(4, stochastic=True)),
+    "augmented data": lambda: net([Jittered(pair) for pair in shards()], batch=dd.Batches(4, stochastic=True)),
     "dataset": UNLIKE["dataset"],
     "built datasets": lambda: net(lambda k: TensorDataset(*shards()[k]), workers=3),
     "local steps": lambda: dd.LocalSteps(CASES["noisy"][0], k=3, lr=0.1),
@@ -513,7 +516,7 @@ def test_an_error_in_a_batch_says_whose_job_it_was() -> None:
 
 STOPPED: dict[str, Callable[[], dd.Problem]] = {
     "stacked": lambda: net(split(0), seed=3),
-    "without replacement": lambda: net(shards(), replacement=False),
+    "without replacement": lambda: net(shards(), batch=dd.Batches(4, replacement=False)),
     "not finite": spoilt,
     "one at a time": lambda: unlike(3, 2, noise=0.5),
     "local steps": lambda: dd.LocalSteps(net(shards()), k=2, lr=0.1),

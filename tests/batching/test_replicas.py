@@ -186,7 +186,7 @@ def test_local_steps_on_networks_of_two_splits_with_others_are_what_they_are_alo
 
 def test_networks_of_ones_own_with_metrics_and_a_start_with_others_are_what_they_are_alone() -> None:
     problems = [dd.Network(mlp, cross_entropy, shards(seed=seed), 4, seed=seed) for seed in (0, 1)]
-    without = dd.Network(mlp, cross_entropy, shards(), 4, replacement=False, weights="samples")
+    without = dd.Network(mlp, cross_entropy, shards(), dd.Batches(4, replacement=False), weights="samples")
     metrics = {"weight": lambda model: sum(float(p.norm()) for p in model.parameters())}
     start = {name: 0.5 * value for name, value in problems[0].state_dict(problems[0].start(0)).items()}
     grid = {"algorithm": [dd.DuDe(LR), dd.FedBuff(LR, buffer=2)], "lr": [0.02, 0.2], "problem": [*problems, without]}

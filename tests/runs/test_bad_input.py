@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy
 import dualdelay as dd
 from dualdelay.core import Order
 from dualdelay.runs.names import parse
+from flat import network as flat_network
 from flat import resume, simulate
 from helpers import Counts
 from own import Fresh, Holes, Jittered, Killed, kill_at, mlp, shards, three
@@ -32,7 +33,7 @@ def digits(**settings: Any) -> dd.Digits:
 
 
 def network(model: Any = mlp, data: Any = None, loss: Any = cross_entropy, **settings: Any) -> dd.Network:
-    return dd.Network(model, loss, shards() if data is None else data, **{"batch_size": 4, **settings})
+    return flat_network(model, loss, shards() if data is None else data, **{"batch_size": 4, **settings})
 
 
 class Noisy(nn.Module):

@@ -70,7 +70,7 @@ def wide() -> list[tuple[Tensor, Tensor]]:
 
 
 def dropout() -> dd.Network:
-    return dd.Network(mlp(nn.Dropout(0.3)), cross_entropy, shards(), 8, stochastic=True)
+    return dd.Network(mlp(nn.Dropout(0.3)), cross_entropy, shards(), dd.Batches(8, stochastic=True))
 
 
 def drifting() -> dd.SpeedModel:

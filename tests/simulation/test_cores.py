@@ -24,8 +24,8 @@ pytestmark = pytest.mark.usefixtures("own_methods")
 SPEEDS = dd.speeds.ExponentialSpeeds([0.5, 1.0, 2.0, 1.0], seed=5)
 
 
-def net(**options: Any) -> dd.Network:
-    return dd.Network(mlp(), cross_entropy, shards(4), 4, **options)
+def net(batch_size: Any = 4) -> dd.Network:
+    return dd.Network(mlp(), cross_entropy, shards(4), batch_size)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -187,12 +187,14 @@ class Plain(Dataset):
 
 
 ALONE: dict[str, Callable[[], dd.Problem]] = {
-    "chance": lambda: net(stochastic=True),
-    "augmented data": lambda: dd.Network(mlp(), cross_entropy, list(map(Jittered, shards(4))), 4, stochastic=True),
+    "chance": lambda: net(dd.Batches(4, stochastic=True)),
+    "augmented data": lambda: dd.Network(
+        mlp(), cross_entropy, list(map(Jittered, shards(4))), dd.Batches(4, stochastic=True)
+    ),
     "dataset": lambda: dd.Network(mlp(), cross_entropy, [TensorDataset(*pair) for pair in shards(4)], 4),
     "quadratic": lambda: CASES["noisy"][0],
     "local steps": lambda: dd.LocalSteps(CASES["noisy"][0], k=2, lr=0.1),
-    "local steps with chance": lambda: dd.LocalSteps(net(stochastic=True), k=2, lr=0.1),
+    "local steps with chance": lambda: dd.LocalSteps(net(dd.Batches(4, stochastic=True)), k=2, lr=0.1),
 }
 
 

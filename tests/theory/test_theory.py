@@ -307,11 +307,13 @@ def test_a_network_that_is_linear_in_its_weights_is_not_curved():
 
 @pytest.mark.numeric
 def test_dropout_is_said_not_to_be_centred_and_minibatches_are():
-    wet = dd.Network(mlp(nn.Tanh(), nn.Dropout(0.5)), cross_entropy, shards(2), 4, stochastic=True)
+    wet = dd.Network(mlp(nn.Tanh(), nn.Dropout(0.5)), cross_entropy, shards(2), dd.Batches(4, stochastic=True))
     assert any("not centred" in note for note in constants(wet, 3 * wet.start(0), draws=500, iterations=1).notes)
-    dry = dd.Network(mlp(), cross_entropy, shards(2), 4, replacement=False)
+    dry = dd.Network(mlp(), cross_entropy, shards(2), dd.Batches(4, replacement=False))
     assert not any("not centred" in note for note in constants(dry, draws=300, iterations=1).notes)
-    whole = dd.Network(mlp(), cross_entropy, shards(2), [20, 24], replacement=False)  # every minibatch is all data
+    whole = dd.Network(
+        mlp(), cross_entropy, shards(2), dd.Batches([20, 24], replacement=False)
+    )  # every minibatch is all data
     found = constants(whole, draws=10, iterations=1)
     size = max(float(whole.measure(whole.start(0), worker)["gradient"].norm()) for worker in range(2))
     assert math.sqrt(found.variance.value) <= rounding(operations(whole, samples=24), torch.float32) * size

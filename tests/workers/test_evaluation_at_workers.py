@@ -32,10 +32,10 @@ class Plain(dd.Network):
         return FEW
 
 
-def network(**options: Any) -> dd.Network:
+def network(batch_size: Any = 4, **options: Any) -> dd.Network:
     rng = torch.Generator().manual_seed(3)
     data = [(torch.randn(size, 6, generator=rng), torch.randint(3, (size,), generator=rng)) for size in SIZES]
-    return Plain(mlp(), cross_entropy, data, 4, **options)
+    return Plain(mlp(), cross_entropy, data, batch_size, **options)
 
 
 class Uneven:
@@ -107,7 +107,7 @@ def test_a_gradient_goes_before_an_evaluation_and_at_most_one_is_pending() -> No
 
 
 def test_the_sample_is_the_same_each_time_and_the_last_evaluation_is_of_all_data_in_pieces() -> None:
-    problem = network(metrics={"top": lambda model, batch: model(batch[0]).max()}, evaluation_batch=1000)
+    problem = network(dd.Batches(4, evaluation_size=1000), metrics={"top": lambda model, batch: model(batch[0]).max()})
     here = until(begin(DEFAULT, problem), 60.0)
     version, x = here.loop.state.version, here.loop.state.x
     asked: list[Any] = []

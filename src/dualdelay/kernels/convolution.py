@@ -73,7 +73,7 @@ def _correlate(
 
 
 @triton.jit
-def _weigh(
+def _weight_gradient_chunks(
     x: tl.tensor, dy: tl.tensor, parts: tl.tensor, batch: tl.tensor,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, N: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
@@ -92,7 +92,7 @@ def _weigh(
     i = k // KW % KH
     j = k % KW
     tap = k // (KH * KW) * (H * W) + i * W + j
-    other = tl.where(k == TAPS, 1.0, 0.0).to(x.dtype.element_ty)
+    filler = tl.where(k == TAPS, 1.0, 0.0).to(x.dtype.element_ty)  # the bias's input is one everywhere
     x += g * batch * (C * H * W)
     dy += g * batch * (N * HO * WO)
     first = chunk % CHUNKS * SIZE
@@ -108,17 +108,17 @@ def _weigh(
         if PH > 0 or PW > 0:
             ok = ok & (top[None, :] + i[:, None] >= 0) & (top[None, :] + i[:, None] < H)
             ok = ok & (left[None, :] + j[:, None] >= 0) & (left[None, :] + j[:, None] < W)
-        there = (p < last)[None, :] & (n < N)[:, None]
+        valid = (p < last)[None, :] & (n < N)[:, None]
         corner = tl.max_contiguous(b * (C * H * W) + top * W + left, TWIN)
         spot = b * (N * HO * WO) + r
         if dot == "fma":
             spot = tl.multiple_of(spot, 1)  # a lane takes the same pixel of dy and of x
-            pixel = tl.load((x + corner[None, :] + tap[:, None])[None, :], mask=ok[None, :], other=other[None, :, None])
-            slope = tl.load((dy + spot[None, :] + (n * (HO * WO))[:, None])[:, None, :], mask=there[:, None, :], other=0.0)
+            pixel = tl.load((x + corner[None, :] + tap[:, None])[None, :], mask=ok[None, :], other=filler[None, :, None])
+            slope = tl.load((dy + spot[None, :] + (n * (HO * WO))[:, None])[:, None, :], mask=valid[:, None, :], other=0.0)
             acc += slope.to(tl.float32) * pixel.to(tl.float32)
         else:
-            pixel = tl.load(x + corner[None, :] + tap[:, None], mask=ok, other=other[:, None])
-            slope = tl.load(dy + spot[None, :] + (n * (HO * WO))[:, None], mask=there, other=0.0)
+            pixel = tl.load(x + corner[None, :] + tap[:, None], mask=ok, other=filler[:, None])
+            slope = tl.load(dy + spot[None, :] + (n * (HO * WO))[:, None], mask=valid, other=0.0)
             acc = tl.dot(slope, tl.trans(pixel), acc, input_precision=dot)
     if dot == "fma":
         acc = tl.sum(acc, 2)
@@ -127,7 +127,7 @@ def _weigh(
 
 
 @triton.jit
-def _add(
+def _add_chunks(
     parts: tl.tensor, dw: tl.tensor, db: tl.tensor,
     N: tl.constexpr, TAPS: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -163,11 +163,11 @@ def _correlated(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, pa
     return y
 
 
-def _weighed(x: Tensor, dy: Tensor, size: Pair, stride: Pair, padding: Pair, dot: str) -> tuple[Tensor, Tensor]:
+def _weight_gradients(x: Tensor, dy: Tensor, size: Pair, stride: Pair, padding: Pair, dot: str) -> tuple[Tensor, Tensor]:
     """The gradients with respect to every model's weights and bias, given those with respect to its outputs."""
     (G, B, C, H, W), (N, HO, WO) = x.shape, dy.shape[2:]
     taps, pixels = C * size[0] * size[1], B * HO * WO
-    BN, BP, BK = (8, 64, 8) if dot == "fma" else (min(max(triton.next_power_of_2(N), 16), 64), 64, 32)
+    BN, BP, BK, warps = (8, 64, 8, 2) if dot == "fma" else (min(max(triton.next_power_of_2(N), 16), 64), 64, 32, 4)
     chunks = min(max(pixels // 2048, 1), 8)
     length = triton.cdiv(pixels, chunks * BP) * BP
     chunks = triton.cdiv(pixels, length)
@@ -176,8 +176,8 @@ def _weighed(x: Tensor, dy: Tensor, size: Pair, stride: Pair, padding: Pair, dot
     shape = (C, H, W, N, HO, WO, *size, *stride, *padding)
     grid = (G * chunks * triton.cdiv(N, BN) * triton.cdiv(taps + 1, BK),)
     with torch.cuda.device_of(x):
-        _weigh[grid](x, dy, parts, B, *shape, dot, BN, BP, BK, chunks, length, num_warps=2 if dot == "fma" else 4)
-        _add[(G * triton.cdiv(N * (taps + 1), 256),)](parts, dw, db, N, taps, chunks, 256, num_warps=4)
+        _weight_gradient_chunks[grid](x, dy, parts, B, *shape, dot, BN, BP, BK, chunks, length, num_warps=warps)
+        _add_chunks[(G * triton.cdiv(N * (taps + 1), 256),)](parts, dw, db, N, taps, chunks, 256, num_warps=4)
     return dw, db
 
 
@@ -200,7 +200,7 @@ class _Convolution(torch.autograd.Function):
         (sh, sw), (ph, pw), size = ctx.stride, ctx.padding, weight.shape[3:]
         dx = dw = db = None
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
-            dw, db = _weighed(x.contiguous(), dy.contiguous(), size, ctx.stride, ctx.padding, ctx.dot)
+            dw, db = _weight_gradients(x.contiguous(), dy.contiguous(), size, ctx.stride, ctx.padding, ctx.dot)
         if ctx.needs_input_grad[0]:
             if ctx.stride != (1, 1):  # zeros at the places that the stride left out
                 high, wide = x.shape[3] + 2 * ph - size[0] + 1, x.shape[4] + 2 * pw - size[1] + 1
@@ -209,6 +209,17 @@ class _Convolution(torch.autograd.Function):
             turned, around = weight.flip(3, 4).transpose(1, 2), (size[0] - 1 - ph, size[1] - 1 - pw)
             dx = _correlated(dy, turned, None, (1, 1), around, ctx.dot)
         return dx, dw, db if ctx.needs_input_grad[2] else None, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, *inputs: Any) -> tuple[Tensor, int]:
+        """Models under ``vmap`` are more models of the same launch."""
+        count = info.batch_size
+        stacks = []
+        for part, dim in zip(inputs[:3], dims[:3], strict=True):
+            if part is not None:
+                part = (part.expand(count, *part.shape) if dim is None else part.movedim(dim, 0)).flatten(0, 1)
+            stacks.append(part)
+        return _apply(*stacks, *inputs[3:]).unflatten(0, (count, -1)), 0
 
 
 _apply: Any = _Convolution.apply  # it has no types

@@ -27,14 +27,14 @@ def _largest(
     r = q % (HO * WO)
     corner = x + m * (H * W) + r // WO * (KH * W) + r % WO * KW
     best = tl.load(corner, mask=inside, other=0.0).to(tl.float32)
-    found = tl.zeros((BLOCK,), tl.int32)
+    where = tl.zeros((BLOCK,), tl.int32)
     for k in tl.static_range(1, KH * KW):
         value = tl.load(corner + (k // KW * W + k % KW), mask=inside, other=0.0).to(tl.float32)
         better = (value > best) | (value != value)
         best = tl.where(better, value, best)
-        found = tl.where(better, k, found)
+        where = tl.where(better, k, where)
     tl.store(y + q, best.to(y.dtype.element_ty), mask=inside)
-    tl.store(place + q, found.to(tl.uint8), mask=inside)
+    tl.store(place + q, where.to(tl.uint8), mask=inside)
 
 
 @triton.jit
@@ -49,10 +49,10 @@ def _back(
     m = q // (H * W)
     i = q % (H * W) // W
     j = q % W
-    there = (q < count) & (i < HO * KH) & (j < WO * KW)
+    covered = (q < count) & (i < HO * KH) & (j < WO * KW)
     window = m * (HO * WO) + i // KH * WO + j // KW
-    mine = tl.load(place + window, mask=there, other=255).to(tl.int32) == i % KH * KW + j % KW
-    slope = tl.load(dy + window, mask=there & mine, other=0.0)
+    largest = tl.load(place + window, mask=covered, other=255).to(tl.int32) == i % KH * KW + j % KW
+    slope = tl.load(dy + window, mask=covered & largest, other=0.0)
     tl.store(dx + q, slope, mask=q < count)
 
 
@@ -84,6 +84,11 @@ class _Pooling(torch.autograd.Function):
         with torch.cuda.device_of(dy):
             _back[(triton.cdiv(dx.numel(), _BLOCK),)](dy.contiguous(), place, dx, dx.numel(), H, W, kh, kw, _BLOCK)
         return dx, None
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, x: Tensor, size: tuple[int, int]) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        """Under ``vmap`` there are more images."""
+        return _apply(x.movedim(dims[0], 0), size), (0, 0)
 
 
 _apply: Any = _Pooling.apply  # it has no types

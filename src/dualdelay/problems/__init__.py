@@ -6,13 +6,12 @@ from typing import Any
 
 from .batchnorm import without_batchnorm
 from .cifar10 import Cifar10
-from .clipped import Clipped
 from .digits import Digits
-from .full_gradients import FullGradients, exact
-from .local_steps import LocalSteps
 from .logistic import Logistic
+from .minibatches import Batches
 from .network import Network
 from .quadratic import Quadratic
+from .wrapped import Clipped, FullGradients, LocalSteps, exact
 
 PROBLEMS: dict[str, Any] = {
     "quadratic": Quadratic,
@@ -26,6 +25,7 @@ PROBLEMS: dict[str, Any] = {
 
 __all__ = [
     "PROBLEMS",
+    "Batches",
     "Cifar10",
     "Clipped",
     "Digits",

@@ -35,18 +35,18 @@ def without_batchnorm(module: nn.Module, groups: int = 32) -> nn.Module:
     converted = copy.deepcopy(module)
     if isinstance(converted, _BatchNorm):
         return _group_norm(converted, groups)
-    made: dict[_BatchNorm, nn.GroupNorm] = {}  # a layer that stands in two places stays one
+    replaced: dict[_BatchNorm, nn.GroupNorm] = {}  # a layer that stands in two places stays one
     for parent in list(converted.modules()):
         for name, child in parent._modules.items():
             if isinstance(child, _BatchNorm):
-                made[child] = made.get(child) or _group_norm(child, groups)
-                setattr(parent, name, made[child])
+                replaced[child] = replaced.get(child) or _group_norm(child, groups)
+                setattr(parent, name, replaced[child])
     return converted
 
 
 def _group_norm(norm: _BatchNorm, groups: int) -> nn.GroupNorm:
     channels = norm.num_features
-    new = nn.GroupNorm(math.gcd(groups, channels), channels, eps=norm.eps, affine=norm.affine)
+    group_norm = nn.GroupNorm(math.gcd(groups, channels), channels, eps=norm.eps, affine=norm.affine)
     if norm.affine:
-        new.load_state_dict({"weight": norm.weight, "bias": norm.bias})
-    return new
+        group_norm.load_state_dict({"weight": norm.weight, "bias": norm.bias})
+    return group_norm

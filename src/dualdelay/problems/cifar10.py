@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Subset, TensorDataset
 
 from ..core.errors import BadInput, plain_number, require_one_of, require_path, require_whole
-from .network import Network
-from .splits import split_samples
+from .network import Network, Weighting
+from .splits import Empty, Split, split_samples
 
 # The official binary files, each of 10,000 rows of one label and 3,072 pixels, by their md5 sums.
 FILES = {
@@ -62,18 +62,15 @@ _MODELS = {"lenet": lenet, "wide": wide, "small": small}
 
 def cache_folder() -> Path:
     """Where data are kept: $DUALDELAY_DATA, or the user's cache folder."""
-    given = os.environ.get("DUALDELAY_DATA")
-    return (
-        Path(given).expanduser()
-        if given
-        else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dualdelay"
-    )
+    if folder := os.environ.get("DUALDELAY_DATA"):
+        return Path(folder).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dualdelay"
 
 
 def damage(data: bytes, md5: str) -> str | None:
     """What is wrong with a file's content, in a few words; None if its md5 sum is right."""
-    found = hashlib.md5(data, usedforsecurity=False).hexdigest()
-    return None if found == md5 else f"is damaged (md5 {found}, expected {md5})"
+    actual = hashlib.md5(data, usedforsecurity=False).hexdigest()
+    return None if actual == md5 else f"is damaged (md5 {actual}, expected {md5})"
 
 
 def fault(path: Path, md5: str) -> str | None:
@@ -90,11 +87,9 @@ def fault(path: Path, md5: str) -> str | None:
 
 def read(root: Path, files: Mapping[str, str]) -> tuple[TensorDataset, TensorDataset]:
     """The images and classes to train with, and those of the last file to test with, normalised by channel."""
-    wrong = {name: said for name, md5 in files.items() if (said := fault(root / name, md5))}
-    if wrong:
-        said = "; ".join(f"{name} {what}" for name, what in wrong.items())
-        place = "" if root == (cache_folder() / "cifar10").resolve() else f" --folder {root}"
-        raise BadInput(f"CIFAR-10 in {root}: {said}. Get whole files with: dualdelay data cifar10{place}")
+    if faults := [f"{name} {what}" for name, md5 in files.items() if (what := fault(root / name, md5))]:
+        folder = "" if root == (cache_folder() / "cifar10").resolve() else f" --folder {root}"
+        raise BadInput(f"CIFAR-10 in {root}: {'; '.join(faults)}. Get whole files with: dualdelay data cifar10{folder}")
     rows = [np.fromfile(root / name, dtype=np.uint8).reshape(-1, _ROW) for name in files]
     return _normalised(np.concatenate(rows[:-1])), _normalised(rows[-1])
 
@@ -106,19 +101,18 @@ def _normalised(rows: Any) -> TensorDataset:
 
 
 @lru_cache(maxsize=2)
-def _whole(root: Path) -> tuple[TensorDataset, TensorDataset]:
+def _all_images(root: Path) -> tuple[TensorDataset, TensorDataset]:
     """The data once for all problems of a process, so that splits of them share their memory."""
     return read(root, FILES)
 
 
 @lru_cache(maxsize=2)
-def _first(root: Path, samples: int) -> tuple[TensorDataset, TensorDataset]:
-    train, test = _whole(root)
-    few = max(1, samples // 5)
-    return (
-        TensorDataset(*(part[:samples].clone() for part in train.tensors)),
-        TensorDataset(*(part[:few].clone() for part in test.tensors)),
+def _first_images(root: Path, samples: int) -> tuple[TensorDataset, TensorDataset]:
+    train, test = (
+        TensorDataset(*(tensor[:count].clone() for tensor in data.tensors))
+        for data, count in zip(_all_images(root), (samples, max(1, samples // 5)), strict=True)
     )
+    return train, test
 
 
 class Cifar10(Network):
@@ -148,11 +142,11 @@ class Cifar10(Network):
         root: str | Path | None = None,
         model: str = "lenet",
         samples: int | None = None,
-        split: str | Sequence[Sequence[int]] = "dirichlet",
-        empty: str = "resample",
+        split: Split | Sequence[Sequence[int]] = "dirichlet",
+        empty: Empty = "resample",
         minimum: int = 10,
         batch_size: int = 64,
-        weights: str = "equal",
+        weights: Weighting = "equal",
         full_gradient: bool = False,
     ) -> None:
         workers, alpha, seed, samples, minimum, batch_size = map(
@@ -160,31 +154,30 @@ class Cifar10(Network):
         )
         if root is not None:
             require_path("root", root)
-        settings: dict[str, Any] = {"workers": workers, "alpha": alpha, "seed": seed, "model": model, "samples": samples}
-        place = None if root is None else Path(root).expanduser().resolve()
-        settings |= {"root": None if place is None else str(place), "split": split, "empty": empty, "minimum": minimum}
-        self.settings = {**settings, "batch_size": batch_size, "weights": weights, "full_gradient": full_gradient}
+        folder = (cache_folder() / "cifar10" if root is None else Path(root).expanduser()).resolve()
+        self.settings: dict[str, Any] = {
+            "workers": workers, "alpha": alpha, "seed": seed, "model": model, "samples": samples,
+            "root": None if root is None else str(folder), "split": split, "empty": empty, "minimum": minimum,
+            "batch_size": batch_size, "weights": weights, "full_gradient": full_gradient,
+        }  # fmt: skip
         require_whole("workers", workers, 1, _IMAGES if isinstance(split, str) else None)
         require_one_of("model", model, tuple(_MODELS))
-        folder = (cache_folder() / "cifar10").resolve() if place is None else place
         if samples is None:
-            train, test = _whole(folder)
+            train, test = _all_images(folder)
         else:
             require_whole("samples", samples, workers, _IMAGES)
-            train, test = _first(folder, samples)
+            train, test = _first_images(folder, samples)
         rows = split_samples(split, train.tensors[1].numpy(), workers, alpha, seed or 0, empty, minimum)
-        exam: tuple[Tensor, ...] = test.tensors
         super().__init__(
             _MODELS[model],
             cross_entropy,
             [Subset(train, part.tolist()) for part in rows],
             batch_size,
-            test=exam,
+            test=test.tensors,
             seed=seed,
             weights=weights,
             full_gradient=full_gradient,
         )
-        self.own_seed = seed is not None
 
     def reseeded(self, seed: int) -> Cifar10:
         return Cifar10(**{**self.settings, "seed": seed})

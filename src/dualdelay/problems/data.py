@@ -1,7 +1,8 @@
-"""What every problem with data shares: shards, the names of minibatches, and the means of losses."""
+"""Workers' data: tensors or datasets of any structure, given, or built by a function when they are first needed."""
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -15,16 +16,15 @@ from torch.utils.data import Subset, TensorDataset, default_collate
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..core.draws import Draws
-from ..core.errors import BadInput, plain_number, require_room, require_several, require_whole
+from ..core.errors import BadInput, plain_number, require_several, require_workers, shown
+from .generators import seeded
+from .minibatches import Collate
 
-_AHEAD = 32  # minibatches of a worker that are named together: one by one their names cost as much as a small gradient
-_MOST_AHEAD = 1024  # workers for which that is kept
-
-
+_CPU = torch.device("cpu")
 _copies: Any = WeakTensorKeyDictionary()  # by tensor and then by device, so that splits of the same data share one copy
 
 
-def moved(tensor: Tensor, device: str) -> Tensor:
+def _moved(tensor: Tensor, device: str) -> Tensor:
     """The tensor on a device; the same one each time, for as long as the original lives."""
     if tensor.device == torch.device(device):
         return tensor
@@ -34,32 +34,32 @@ def moved(tensor: Tensor, device: str) -> Tensor:
     return copies[device]
 
 
-def mapped(function: Callable[[Tensor], Any], value: Any) -> Any:
+def _mapped(function: Callable[[Tensor], Any], value: Any) -> Any:
     """The same structure of tuples, lists, dicts and other mappings with every tensor in it replaced."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, Mapping):
-        parts = {key: mapped(function, part) for key, part in value.items()}
+        parts = {key: _mapped(function, part) for key, part in value.items()}
         return parts if type(value) is dict else cast("Any", type(value))(parts)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(mapped(function, part) for part in value))
+        return type(value)(*(_mapped(function, part) for part in value))
     if isinstance(value, (list, tuple)):
-        return type(value)(mapped(function, part) for part in value)
+        return type(value)(_mapped(function, part) for part in value)
     return value
 
 
-def tensors_in(value: Any) -> list[Tensor]:
+def _tensors_in(value: Any) -> list[Tensor]:
     """Every tensor in a structure, in order."""
-    found: list[Tensor] = []
-    mapped(found.append, value)
-    return found
+    tensors: list[Tensor] = []
+    _mapped(tensors.append, value)
+    return tensors
 
 
 def on_device(batch: Any, device: torch.device) -> Any:
-    """A batch of any structure where the model is; what is no tensor but can be moved is moved as well."""
+    """A batch of any structure on a device; an object that is no tensor but has a method ``to`` is moved as well."""
     if isinstance(batch, Tensor) or hasattr(batch, "to"):
         return batch.to(device)
-    return mapped(lambda tensor: tensor.to(device), batch)
+    return _mapped(lambda tensor: tensor.to(device), batch)
 
 
 def _as_tensors(value: Any) -> Any:
@@ -75,20 +75,14 @@ def _as_tensors(value: Any) -> Any:
 
 def _is_columns(value: Any) -> bool:
     """Whether a structure holds nothing but tensors, so that its rows are the samples."""
-    if isinstance(value, Mapping):
-        return len(value) > 0 and all(_is_columns(part) for part in value.values())
-    if isinstance(value, tuple):
-        return len(value) > 0 and all(_is_columns(part) for part in value)
+    if isinstance(value, (Mapping, tuple)):
+        parts = list(value.values() if isinstance(value, Mapping) else value)
+        return len(parts) > 0 and all(map(_is_columns, parts))
     return isinstance(value, Tensor)
 
 
-Collate = Callable[[list[Any]], Any]
-
-_CPU = torch.device("cpu")
-
-
 class Shard:
-    """One worker's own data, whose samples and batches may have any structure.
+    """One worker's data, whose samples and batches may have any structure.
 
     Either tensors with a row for each sample, as one tensor or in tuples and dicts such as ``(inputs, targets)``; or a
     dataset, a list or anything else with ``__len__`` and ``__getitem__``, whose samples ``collate`` makes a batch of, by
@@ -96,10 +90,9 @@ class Shard:
     that other workers share.
     """
 
-    rows: Tensor | None = None  # this worker's rows of the columns, which have others' too; None: all
-
     def __init__(self, data: Any, name: str, collate: Collate | None = None) -> None:
         self.name, self._collate = name, collate
+        self.rows: Tensor | None = None  # this worker's rows of the columns, if other workers have the others
         self.columns: Any = None  # the tensors, in their structure; None: a dataset
         self._dataset: Any = None
         if isinstance(data, Subset) and isinstance(data.dataset, TensorDataset):
@@ -112,43 +105,48 @@ class Shard:
         except TypeError as error:  # texts, for instance
             raise BadInput(f"{name} holds an array that torch cannot take ({error}); expected numbers.") from None
         if _is_columns(data):
-            self.columns = data
-            lengths = [len(column) if column.ndim else -1 for column in tensors_in(data)]
+            lengths = [len(column) if column.ndim else -1 for column in _tensors_in(data)]
             if len(set(lengths)) > 1:
-                raise BadInput(
-                    f"{name} has {_counts(lengths)}; expected as many rows in every tensor, one for each sample."
-                )
+                pair = len(lengths) == 2
+                counts = f"{lengths[0]} inputs and {lengths[1]} targets" if pair else f"tensors of {lengths} rows"
+                raise BadInput(f"{name} has {counts}; expected as many rows in every tensor, one for each sample.")
+            self.columns, self.size = data, lengths[0] if self.rows is None else len(self.rows)
         elif hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, (tuple, Mapping, str)):
-            self._dataset = data
+            self._dataset, self.size = data, len(data)
         else:
             raise BadInput(
                 f"{name} is a {type(data).__name__}; expected tensors with a row for each sample, such as a pair (inputs, "
                 "targets) or a dict of them, or a dataset with __len__ and __getitem__."
             )
-        self.size = len(self.rows) if self.rows is not None else lengths[0] if self.columns is not None else len(data)
         if self.size <= 0:
             raise BadInput(f"{name} is empty; give every worker at least one sample, or leave that worker out.")
-        self._look()
+        self._derive()
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**self.__dict__, "pair": None}
-        if self.rows is not None:  # the rows of others stay with them
-            return state | {"columns": mapped(lambda column: column[self.rows], self.columns), "rows": None}
+        if self.rows is not None:  # other workers' rows stay where they are
+            return state | {"columns": _mapped(lambda column: column[self.rows], self.columns), "rows": None}
         if self.columns is not None:  # a pickled view would bring along all the data that it is a view of
-            state["columns"] = mapped(_of_its_own, self.columns)
+            state["columns"] = _mapped(_without_base, self.columns)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._look()
+        self._derive()
 
-    def _look(self) -> None:
+    def _derive(self) -> None:
         """Keep at hand what every batch asks for."""
         columns = self.columns
         simple = type(columns) is tuple and len(columns) == 2 and all(isinstance(part, Tensor) for part in columns)
         # the tensors of inputs and targets, if that is what the data are and batches are rows of them
         self.pair: tuple[Tensor, Tensor] | None = columns if simple and self._collate is None else None
-        self._device = None if columns is None else tensors_in(columns)[0].device
+        self._device = None if columns is None else _tensors_in(columns)[0].device
+
+    def _changed(self, **changes: Any) -> Shard:
+        shard = object.__new__(Shard)  # copy.copy would copy the rows, as for a pickle
+        shard.__dict__.update(self.__dict__, **changes)
+        shard._derive()
+        return shard
 
     @property
     def kind(self) -> Hashable:
@@ -157,29 +155,28 @@ class Shard:
 
     @property
     def runs_user_code(self) -> bool:
-        """Whether there is code of the user's own between the data and a minibatch."""
+        """Whether a dataset or a collate function of the user's own makes the batches."""
         return self.columns is None or self._collate is not None
-
-    def _like(self, **changes: Any) -> Shard:
-        other = object.__new__(Shard)  # copy.copy would copy the rows, as for a pickle
-        other.__dict__.update(self.__dict__)
-        other.__dict__.update(changes)
-        other._look()
-        return other
 
     def on(self, device: str) -> Shard:
         """The same data on a device; a dataset stays where it is."""
         if self.columns is None:
             return self
         rows = None if self.rows is None else self.rows.to(device)
-        return self._like(columns=mapped(lambda column: moved(column, device), self.columns), rows=rows)
+        return self._changed(columns=_mapped(lambda column: _moved(column, device), self.columns), rows=rows)
 
     def some(self, rows: Tensor) -> Shard:
         """These samples alone."""
         if self.columns is None:
-            return self._like(_dataset=Subset(self._dataset, rows.tolist()), size=len(rows))
+            return self._changed(_dataset=Subset(self._dataset, rows.tolist()), size=len(rows))
         rows = rows.to(self._device)
-        return self._like(rows=rows if self.rows is None else self.rows[rows], size=len(rows))
+        return self._changed(rows=rows if self.rows is None else self.rows[rows], size=len(rows))
+
+    def sampled(self, count: int, place: int) -> Shard:
+        """So many samples, the same each time at the same place, in their order; all if there are no more."""
+        if count >= self.size:
+            return self
+        return self.some(torch.from_numpy(Draws(0, "evaluation").permutation(self.size, place)[:count]).sort().values)
 
     def batch(self, rows: Tensor) -> Any:
         """These samples as one batch."""
@@ -192,10 +189,10 @@ class Shard:
 
     def _picked(self, rows: Tensor) -> Any:
         if self._collate is not None:
-            return self._collated([mapped(partial(torch.select, dim=0, index=row), self.columns) for row in rows.tolist()])
+            return self._collated([_mapped(partial(torch.select, dim=0, index=row), self.columns) for row in rows.tolist()])
         if self.pair is not None:
             return self.pair[0].index_select(0, rows), self.pair[1].index_select(0, rows)
-        return mapped(lambda column: column.index_select(0, rows), self.columns)
+        return _mapped(lambda column: column.index_select(0, rows), self.columns)
 
     def _collated(self, samples: list[Any]) -> Any:
         if self._collate is not None:
@@ -205,11 +202,12 @@ class Shard:
         except (RuntimeError, TypeError) as error:
             raise BadInput(
                 f"the samples of {self.name} cannot be put into one batch ({str(error).splitlines()[0]}); give the network "
-                "collate_fn=, a function that makes a batch of a list of samples, for instance one that pads them."
+                "batch_size=dd.Batches(..., collate_fn=...), a function that makes a batch of a list of samples, for "
+                "instance one that pads them."
             ) from error
 
     def touch(self) -> None:
-        """Run the user's own code once, if any is between the data and a minibatch."""
+        """Run the user's code that makes batches once, if there is any."""
         if self.runs_user_code:
             self.batch(torch.tensor([0]))
 
@@ -220,13 +218,13 @@ class Shard:
         """
         size = size or (1024 if self._device in (None, _CPU) else 16_384)
         for start in range(0, self.size, size):
-            end = min(start + size, self.size)
+            count = min(size, self.size - start)
             if self.runs_user_code:
-                yield end - start, self.batch(torch.arange(start, end))
+                yield count, self.batch(torch.arange(start, start + count))
             elif self.rows is None:
-                yield end - start, mapped(partial(torch.narrow, dim=0, start=start, length=end - start), self.columns)
+                yield count, _mapped(partial(torch.narrow, dim=0, start=start, length=count), self.columns)
             else:
-                yield end - start, self._picked(self.rows[start:end])
+                yield count, self._picked(self.rows[start : start + count])
 
     def digest(self, into: Any) -> None:
         """Add the data to a hash; of a dataset its length and three samples."""
@@ -235,11 +233,8 @@ class Shard:
         _hash(self.batch(few if self.runs_user_code else torch.arange(self.size)), into)
 
 
-def _counts(lengths: Sequence[int]) -> str:
-    return f"{lengths[0]} inputs and {lengths[1]} targets" if len(lengths) == 2 else f"tensors of {list(lengths)} rows"
-
-
-def _of_its_own(tensor: Tensor) -> Tensor:
+def _without_base(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy if it is a view into a larger one."""
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.detach().clone()
 
 
@@ -263,72 +258,185 @@ def _hash(value: Any, into: Any) -> None:
         into.update(type(value).__qualname__.encode())
 
 
-class Minibatches:
-    """Which samples make up each job."""
+def name_of(function: Any) -> str:
+    """What a function is called where it was defined."""
+    return str(getattr(function, "__qualname__", type(function).__name__))
 
-    def __init__(self, workers: int, batch_size: int | Sequence[int], seed: int, replacement: bool) -> None:
-        batch_size = plain_number(batch_size)
-        if not isinstance(batch_size, int):
-            require_several("batch_size", batch_size, "numbers, one for each worker, or one number for all")
-        self.sizes = [batch_size] * workers if isinstance(batch_size, int) else list(map(plain_number, batch_size))
-        if len(self.sizes) != workers:
-            raise BadInput(f"batch_size has {len(self.sizes)} numbers; expected one, or {workers}, one for each worker.")
-        for worker, batch in enumerate(self.sizes):
-            require_whole(f"batch_size of worker {worker}", batch, 1)
-        largest = max(self.sizes)
-        require_room(f"a minibatch of {largest} samples", 3.0 * 8 * _AHEAD * largest, "use a smaller batch_size")
-        self._replacement, self._draws = replacement, Draws(seed, "minibatch")
-        self._ahead: dict[int, tuple[int, tuple[Tensor, ...]]] = {}  # by worker: a block of draws, hashed in one call
+
+def _is_function(data: Any) -> bool:
+    return callable(data) and not hasattr(data, "__getitem__")
+
+
+def _call(function: Callable[..., Any], *place: int) -> Any:
+    """What the function gives, with the global generators seeded by the place alone: the same in every process."""
+    with seeded(Draws(0, "data").key(*place)):
+        return function(*place)
+
+
+class Shards:
+    """Each worker's data; those that a function built are kept in this process and out of every pickle."""
+
+    def __init__(self, data: Any, workers: int | None, collate: Collate | None = None, name: str = "shards") -> None:
+        self.function = data if _is_function(data) else None
+        workers = plain_number(workers)
+        self.device: str | None = None  # where they are put; None: they stay where they are
+        self.kept: dict[int, Shard] = {}
+        self._collate, self._name = collate, name
+        self._merged: tuple[Any, list[tuple[list[int], Tensor, Tensor]]] | None = None  # and the shards it is made of
+        if self.function is not None:
+            if workers is None:
+                raise BadInput("shards is a function; say with workers= for how many workers it builds data.")
+            require_workers("workers", workers)
+            self.workers = workers
+            return
+        if not hasattr(data, "__len__"):
+            require_several(name, data, "each worker's data")
+            data = list(data)
+        self.workers = len(data)
+        if self.workers == 0:
+            raise BadInput(f"{name} is empty; expected the data of at least one worker.")
+        if workers not in (None, self.workers):
+            hint = "; leave workers= out" if name == "shards" else ""
+            raise BadInput(f"workers is {shown(workers)}, but {name} holds the data of {self.workers}{hint}.")
+        for worker, part in enumerate(data):
+            if part is not None or name == "shards":
+                self.kept[worker] = Shard(part, f"{name}[{worker}]", collate)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_ahead": {}}
+        return {**self.__dict__, "kept": {} if self.function is not None else self.kept, "_merged": None}
+
+    def on(self, device: str) -> Shards:
+        """The same data on a device."""
+        moved = copy.copy(self)
+        moved.device, moved.kept = device, {worker: shard.on(device) for worker, shard in self.kept.items()}
+        return moved
+
+    def extended(self, workers: int) -> Shards:
+        """The same function for more workers; what was built is kept for both."""
+        extended = copy.copy(self)
+        extended.workers = workers
+        return extended
+
+    def get(self, worker: int) -> Shard | None:
+        """A worker's data, built and kept at first use; None if it has none."""
+        if self.function is not None and worker not in self.kept:
+            shard = self.build(worker)
+            if shard is not None:
+                self.kept[worker] = shard
+        return self.kept.get(worker)
+
+    def build(self, worker: int) -> Shard | None:
+        """What the function gives for a worker, which is not kept."""
+        if self.function is None or not 0 <= worker < self.workers:
+            raise BadInput(f"worker is {worker}; expected one of 0..{self.workers - 1}.")
+        data = _call(self.function, worker)
+        if data is None:
+            return None
+        shard = Shard(data, f"{'shard' if self._name == 'shards' else self._name}({worker})", self._collate)
+        return shard if self.device is None else shard.on(self.device)
+
+    def merged(self, shards: Sequence[Shard], most: int) -> list[tuple[list[int], Tensor, Tensor]]:
+        """Groups of workers whose pairs of tensors together have at most ``most`` samples, each as one batch."""
+        key = tuple(map(id, shards))
+        if self._merged is None or self._merged[0] != key:
+            groups: list[list[int]] = [[]]
+            for worker, shard in enumerate(shards):
+                fits, group = shard.pair is not None and shard.size <= most, groups[-1]
+                alike = not group or shards[group[0]].kind == shard.kind
+                if not fits or not alike or sum(shards[k].size for k in group) + shard.size > most:
+                    groups.append([])
+                if fits:
+                    groups[-1].append(worker)
+            batches: list[tuple[list[int], Tensor, Tensor]] = []
+            for workers in groups:
+                if len(workers) > 1:
+                    parts = [shards[k].batch(torch.arange(shards[k].size)) for k in workers]
+                    inputs, targets = (torch.cat([part[side] for part in parts]) for side in (0, 1))
+                    batches.append((workers, inputs, targets))
+            self._merged = (key, batches)
+        return self._merged[1]
+
+    def digest(self, into: Any) -> None:
+        """Add the data to a hash; of a function its name."""
+        if self.function is not None:
+            into.update(f"{self.workers} {self._name} of {name_of(self.function)}".encode())
+            return
+        for shard in self.kept.values():
+            shard.digest(into)
+
+
+class TestData:
+    """The data on which the server measures accuracy, if there are any; what a function built stays out of every pickle."""
+
+    def __init__(self, data: Any) -> None:
+        self.device: str | None = None
+        self._function = data if _is_function(data) else None
+        self._shard = None if data is None or self._function is not None else Shard(data, "test")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_shard": None if self._function is not None else self._shard}
 
     @property
-    def size(self) -> int | None:
-        """The one size that all minibatches have, if they do."""
-        return self.sizes[0] if len(set(self.sizes)) == 1 else None
+    def absent(self) -> bool:
+        """Whether there are no such data."""
+        return self._shard is None and self._function is None
 
     @property
-    def base(self) -> int | None:
-        """What names the minibatches, for ``draws.integers_at``; None if they are drawn without replacement."""
-        return self._draws.base if self._replacement else None
+    def runs_user_code(self) -> bool:
+        """Whether a function or a dataset of the user's own makes the batches."""
+        return self._function is not None or (self._shard is not None and self._shard.runs_user_code)
 
-    def require_enough(self, worker: int, size: int, name: str) -> None:
-        """Refuse data from which the worker's batch cannot be drawn."""
-        batch = self.sizes[worker]
-        if batch > size and not self._replacement:
-            raise BadInput(
-                f"{name} has {size} samples, fewer than its batch of {batch}, and replacement=False; "
-                "take a smaller batch or draw with replacement."
-            )
+    @property
+    def size(self) -> int:
+        """The number of samples; zero before a function has built them."""
+        return 0 if self._shard is None else self._shard.size
 
-    def extended(self, workers: int) -> Minibatches:
-        """Minibatches for more workers, the new ones' as large as the last one's."""
-        sizes = [*self.sizes, *self.sizes[-1:] * (workers - len(self.sizes))]
-        return Minibatches(workers, sizes, self._draws.seed, self._replacement)
+    def on(self, device: str) -> TestData:
+        """The same data on a device."""
+        moved = copy.copy(self)
+        moved.device, moved._shard = device, None if self._shard is None else self._shard.on(device)
+        return moved
 
-    def named(self, seed: int) -> Minibatches:
-        """Minibatches of the same sizes that another seed names."""
-        return Minibatches(len(self.sizes), self.sizes, seed, self._replacement)
+    def accuracy(self, model: Callable[[Any], Any], share: float = 1.0) -> float:
+        """The share of samples whose largest output is their class; nan if there are none or targets are no classes.
 
-    def epoch(self, worker: int, size: int) -> int:
-        """How many minibatches have as many samples as the worker."""
-        return -(-size // self.sizes[worker])
+        With a ``share`` below 1 so large a part of the samples is looked at, 256 at least, the same each time.
+        """
+        if self._shard is None and self._function is not None:
+            built = Shard(_call(self._function), "test()")
+            self._shard = built if self.device is None else built.on(self.device)
+        if self._shard is None:
+            return math.nan
+        shard = self._shard.sampled(max(256, round(share * self.size)), -1) if share < 1 else self._shard
+        correct = []
+        for _, batch in shard.pieces():
+            if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+                return math.nan
+            inputs, targets = batch if self.device is None else on_device(batch, torch.device(self.device))
+            with torch.no_grad():
+                outputs = model(inputs)
+            classes = isinstance(targets, Tensor) and not targets.is_floating_point()
+            if not classes or not isinstance(outputs, Tensor) or outputs.ndim != targets.ndim + 1:
+                return math.nan
+            correct.append((outputs.argmax(1) == targets).sum())
+        return int(torch.stack(correct).sum()) / shard.size
 
-    def rows(self, worker: int, draw: int, size: int) -> Tensor:
-        """The samples of a job, as positions in the worker's own ``size`` samples; not to be written to."""
-        batch = self.sizes[worker]
-        if not self._replacement:
-            return torch.from_numpy(self._draws.permutation(size, worker, draw)[:batch])
-        block, row = divmod(draw, _AHEAD)
-        known = self._ahead.get(worker)
-        if known is None or known[0] != block:
-            if known is None and len(self._ahead) == _MOST_AHEAD:
-                return torch.from_numpy(self._draws.integers(size, batch, worker, draw))
-            places = ((worker, later) for later in range(block * _AHEAD, (block + 1) * _AHEAD))
-            known = (block, torch.from_numpy(self._draws.tables(size, batch, places)).unbind(0))
-            self._ahead[worker] = known
-        return known[1][row]
+    def require_pairs(self) -> None:
+        """Refuse data that are given and of which no accuracy can be measured."""
+        if self._shard is not None:
+            batch = self._shard.batch(torch.tensor([0]))
+            if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+                raise BadInput(
+                    f"test gives a batch that is a {type(batch).__name__}; expected pairs (inputs, classes). Measure what "
+                    "you want to know of other data by functions: metrics={'accuracy': lambda model, batch: ...}."
+                )
+
+    def digest(self, into: Any) -> None:
+        """Add the data to a hash; of a function its name."""
+        if self._function is not None:
+            into.update(f"test data of {name_of(self._function)}".encode())
+        elif self._shard is not None:
+            self._shard.digest(into)
 
 
 def objectives(losses: Sequence[float], sizes: Sequence[int], scales: Sequence[float]) -> dict[str, float]:

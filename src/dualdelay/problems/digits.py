@@ -11,8 +11,8 @@ from torch.nn.functional import cross_entropy
 
 from ..core.draws import Draws
 from ..core.errors import BadInput, plain_number, require_room, require_whole, require_workers
-from .network import Network
-from .splits import split_samples
+from .network import Network, Weighting
+from .splits import Empty, Split, split_samples
 
 
 class Digits(Network):
@@ -34,18 +34,20 @@ class Digits(Network):
         workers: int = 10,
         alpha: float = 0.1,
         seed: int | None = None,
-        split: str | Sequence[Sequence[int]] = "dirichlet",
-        empty: str = "resample",
+        split: Split | Sequence[Sequence[int]] = "dirichlet",
+        empty: Empty = "resample",
         minimum: int = 10,
         batch_size: int = 64,
         hidden: int = 64,
-        weights: str = "equal",
+        weights: Weighting = "equal",
     ) -> None:
         workers, alpha, seed, minimum, batch_size, hidden = map(
             plain_number, (workers, alpha, seed, minimum, batch_size, hidden)
         )
-        settings: dict[str, Any] = {"workers": workers, "alpha": alpha, "seed": seed, "split": split, "empty": empty}
-        self.settings = {**settings, "minimum": minimum, "batch_size": batch_size, "hidden": hidden, "weights": weights}
+        self.settings: dict[str, Any] = {
+            "workers": workers, "alpha": alpha, "seed": seed, "split": split, "empty": empty,
+            "minimum": minimum, "batch_size": batch_size, "hidden": hidden, "weights": weights,
+        }  # fmt: skip
         require_workers("workers", workers)
         require_whole("hidden", hidden, 1)
         require_room(f"a network with hidden={hidden}", 4 * 4 * 75 * hidden, "use a smaller hidden")
@@ -61,13 +63,12 @@ class Digits(Network):
         super().__init__(
             lambda: nn.Sequential(nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10)),
             cross_entropy,
-            [(inputs[train[torch.from_numpy(part)]], targets[train[torch.from_numpy(part)]]) for part in rows],
+            [(inputs[train[part]], targets[train[part]]) for part in map(torch.from_numpy, rows)],
             batch_size,
             test=(inputs[test], targets[test]),
             seed=seed,
             weights=weights,
         )
-        self.own_seed = seed is not None
 
     def reseeded(self, seed: int) -> Digits:
         return Digits(**{**self.settings, "seed": seed})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -28,16 +28,18 @@ class FlatModule:
 
     def _bind(self) -> None:
         """Make each trainable parameter a view into one flat tensor, so that loading weights is a single copy."""
-        self._parameters = [p for p in self.module.parameters() if p.requires_grad]
+        named = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        self._parameters = list(named.values())
         kinds = sorted({str(p.dtype) for p in self._parameters})
         if len(kinds) != 1:
             raise BadInput(f"the model's trainable parameters have types {kinds}; expected at least one, all of one type.")
-        self.weights = torch.cat([p.detach().reshape(-1) for p in self._parameters])
-        offset = 0
-        for parameter in self._parameters:
-            size = parameter.numel()
-            parameter.data = self.weights[offset : offset + size].view_as(parameter)
-            offset += size
+        self.weights = flat_weights(self.module)
+        self._places: dict[str, tuple[slice, torch.Size]] = {}  # by name: where in the weights it is, and its shape
+        start = 0
+        for name, parameter in named.items():
+            place = slice(start, start + parameter.numel())
+            parameter.data = self.weights[place].view_as(parameter)
+            self._places[name], start = (place, parameter.shape), place.stop
 
     def __getstate__(self) -> dict[str, Any]:
         """The module goes as a copy: a pickled view would bring the whole flat tensor, and be a view no more."""
@@ -48,50 +50,39 @@ class FlatModule:
         self._bind()
 
     def on(self, device: torch.device | str) -> FlatModule:
-        """A copy of its own on a device."""
+        """A copy with weights of its own on a device."""
         return FlatModule(copy.deepcopy(self.module).to(device))
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
         """Flat weights (d) or (r, d) as views by the parameters' names, for ``torch.func.functional_call``."""
-        parts, offset = {}, 0
-        for name, parameter in self.module.named_parameters():
-            if parameter.requires_grad:
-                part = flat[..., offset : offset + parameter.numel()]
-                parts[name] = part.view(*flat.shape[:-1], *parameter.shape)
-                offset += parameter.numel()
-        return parts
+        return {name: flat[..., place].view(*flat.shape[:-1], *shape) for name, (place, shape) in self._places.items()}
 
     def layout(self) -> list[tuple[str, int, tuple[int, ...]]]:
         """Where in the flat weights each trainable entry of the state dict is: name, first number and shape.
 
         Tied parameters have several names and one place.
         """
-        places, offset = {}, 0
-        for parameter in self._parameters:
-            places[id(parameter)] = offset
-            offset += parameter.numel()
+        starts = {id(p): place.start for p, (place, _) in zip(self._parameters, self._places.values(), strict=True)}
         named = self.module.named_parameters(remove_duplicate=False)
-        return [(name, places[id(p)], tuple(p.shape)) for name, p in named if id(p) in places]
+        return [(name, starts[id(p)], tuple(p.shape)) for name, p in named if id(p) in starts]
 
     def fixed(self) -> list[Tensor]:
-        """What does not move: frozen parameters and buffers."""
+        """What training does not move: frozen parameters and buffers."""
         return [p.detach() for p in self.module.parameters() if not p.requires_grad] + list(self.module.buffers())
 
     def signature(self) -> Hashable:
         """Equal for modules that compute the same function of their weights, as far as can be told."""
         parts = []
         for name, part in self.module.named_modules():
-            own = sorted((key, repr(value)) for key, value in vars(part).items() if not key.startswith("_"))
-            parts.append((name, type(part), tuple(own)))
+            settings = sorted((key, repr(value)) for key, value in vars(part).items() if not key.startswith("_"))
+            parts.append((name, type(part), tuple(settings)))
         shapes = tuple((name, p.shape, p.dtype, p.requires_grad) for name, p in self.module.named_parameters())
-        return tuple(parts), shapes, tuple(bits(tensor) for tensor in self.fixed())
+        return tuple(parts), shapes, tuple(map(bits, self.fixed()))
 
     def gradient(self, loss: Tensor) -> Tensor:
-        """The gradient of a loss by the weights, zero for those it does not depend on."""
-        parts: Sequence[Tensor | None] = torch.autograd.grad(loss, self._parameters, allow_unused=True)
-        pairs = zip(parts, self._parameters, strict=True)
-        flat: Tensor = _flatten([torch.zeros_like(p) if g is None else g for g, p in pairs])  # one call for all parameters
-        return flat
+        """The gradient of a loss with respect to the weights, zero for those it does not depend on."""
+        gradient: Tensor = _flatten(torch.autograd.grad(loss, self._parameters, materialize_grads=True))  # one call for all
+        return gradient
 
     @contextmanager
     def evaluating(self, x: Tensor) -> Iterator[None]:
@@ -100,7 +91,7 @@ class FlatModule:
         training = [part for part in self.module.modules() if part.training]
         self.module.eval()
         try:
-            with own_kernels("float32", self.weights.is_cuda, stacked=False):
+            with own_kernels("float32", self.weights.is_cuda):
                 yield
         finally:
             for part in training:
@@ -131,17 +122,17 @@ def bits(tensor: Tensor) -> bytes:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def own_kernels(precision: str, wanted: bool, *, stacked: bool) -> AbstractContextManager[Any]:
-    """While this lasts, convolutions and pooling of one network or of stacked ones are done by kernels of our own."""
+def own_kernels(precision: str, wanted: bool) -> AbstractContextManager[Any]:
+    """While this lasts, the package's own kernels do the convolutions and pooling, if wanted and if there is Triton."""
     if not wanted:
         return nullcontext()
     try:
-        from ..kernels.inside_vmap import Kernels
+        from ..kernels.dispatch import Kernels
     except ImportError:  # it needs Triton, which comes with torch on most machines that have a GPU
         return nullcontext()
-    return Kernels(precision, stacked)
+    return Kernels(precision)
 
 
 def flat_weights(module: nn.Module) -> Tensor:
-    """A module's trainable weights as one flat tensor of its own."""
+    """A copy of a module's trainable weights as one flat tensor."""
     return torch.cat([p.detach().reshape(-1) for p in module.parameters() if p.requires_grad])

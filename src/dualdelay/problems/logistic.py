@@ -22,21 +22,26 @@ from ..core.errors import (
     require_workers,
     shown,
 )
-from .data import Minibatches, Shard, digest, objectives
+from .data import Shard, digest, objectives
+from .minibatches import Minibatches
 
 
-def _pairs(shards: Sequence[Any]) -> list[tuple[Any, Any]]:
+def _float64(values: Any) -> Tensor:
+    return torch.as_tensor(values, dtype=torch.float64)
+
+
+def _checked(shards: Sequence[Any]) -> list[tuple[Any, Any]]:
     """The user's own data, if they are numbers and labels for each worker."""
     require_several("shards", shards, "pairs (features, labels), one for each worker")
     pairs = []
     for worker, pair in enumerate(shards):
         try:
             features, labels = pair
-            shapes = [tuple(torch.as_tensor(part, dtype=torch.float64).shape) for part in (features, labels)]
+            shapes = [tuple(_float64(part).shape) for part in (features, labels)]
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-            said = (str(error) or type(error).__name__).splitlines()[0]
-            raise BadInput(f"shards[{worker}] is no pair (features, labels) of numbers ({said}).") from None
-        if len(shapes[0]) != 2 or len(shapes[1]) != 1:
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise BadInput(f"shards[{worker}] is no pair (features, labels) of numbers ({reason}).") from None
+        if list(map(len, shapes)) != [2, 1]:
             raise BadInput(
                 f"shards[{worker}] has features and labels of shapes {shapes[0]} and {shapes[1]}; expected a row of "
                 "features and a label for each sample."
@@ -48,7 +53,7 @@ def _pairs(shards: Sequence[Any]) -> list[tuple[Any, Any]]:
 class Logistic(Problem):
     """F_i(x) = mean of log(1 + exp(-y a'x)) over worker i's samples (a, y = -1 or 1), plus reg/2 ||x||^2, in float64.
 
-    Without ``shards`` the samples are made: y = 1 for half of them, and worker i's features are normal around its own
+    Without ``shards`` the samples are drawn: y = 1 for half of them, and worker i's features are normal around its own
     random point, so that workers are the more heterogeneous the larger ``heterogeneity`` is.
 
     workers, features, samples: how many workers, numbers per sample and samples per worker.
@@ -74,38 +79,33 @@ class Logistic(Problem):
         heterogeneity, reg, seed, batch_size = map(plain_number, (heterogeneity, reg, seed, batch_size))
         require_positive("reg", reg)
         if shards is not None:
-            shards = _pairs(shards)
-        given = None if shards is None else [[torch.as_tensor(part).tolist() for part in pair] for pair in shards]
+            shards = _checked(shards)
+        lists = None if shards is None else [[torch.as_tensor(part).tolist() for part in pair] for pair in shards]
         self.settings: dict[str, Any] = {
-            "workers": workers,
-            "features": features,
-            "samples": samples,
-            "heterogeneity": heterogeneity,
-            "reg": reg,
-        }
-        self.settings |= {"batch_size": batch_size, "seed": seed, "shards": given}
+            "workers": workers, "features": features, "samples": samples, "heterogeneity": heterogeneity,
+            "reg": reg, "batch_size": batch_size, "seed": seed, "shards": lists,
+        }  # fmt: skip
         self.own_seed, seed = seed is not None, seed or 0
         if shards is None:
-            shards = self._make(workers, features, samples, heterogeneity, seed)
+            shards = self._drawn(workers, features, samples, heterogeneity, seed)
         if len(shards) == 0:
             raise BadInput("shards is empty; expected the data of at least one worker.")
-        pairs = [tuple(torch.as_tensor(part, dtype=torch.float64) for part in pair) for pair in shards]
+        self._pairs = pairs = [(_float64(points), _float64(labels)) for points, labels in shards]
         self._shards = [Shard(pair, f"shards[{worker}]") for worker, pair in enumerate(pairs)]
-        for worker, (features_, labels) in enumerate(pairs):
-            if features_.shape[1:] != pairs[0][0].shape[1:]:
-                shape, expected = tuple(features_.shape[1:]), tuple(pairs[0][0].shape[1:])
+        expected = tuple(pairs[0][0].shape[1:])
+        for worker, (points, labels) in enumerate(pairs):
+            if (shape := tuple(points.shape[1:])) != expected:
                 raise BadInput(f"shards[{worker}] has features of shape {shape}; expected {expected}, as in shards[0].")
             if not bool((labels.abs() == 1).all()):
                 raise BadInput(f"shards[{worker}] has labels {sorted(set(labels.tolist()))[:5]}; expected -1 and 1 only.")
-        self._pairs: list[Any] = pairs
         self._minibatches = Minibatches(len(pairs), batch_size, seed, replacement=True)
         self.workers, self.seed, self.reg = len(pairs), seed, float(reg)
-        sizes = [shard.size for shard in self._shards]  # for all at once: each sample's share in the mean over workers
-        shares = torch.cat([torch.full((size,), 1.0 / (size * len(sizes)), dtype=torch.float64) for size in sizes])
-        self._all = (torch.cat([pair[0] for pair in pairs]), torch.cat([pair[1] for pair in pairs]), shares, sizes)
+        self._sizes = [shard.size for shard in self._shards]
+        shares = [_float64(1.0 / (size * len(pairs))).expand(size) for size in self._sizes]  # in the mean over workers
+        self._all = [torch.cat(parts) for parts in zip(*pairs, strict=True)] + [torch.cat(shares)]
 
     @staticmethod
-    def _make(workers: int, features: int, samples: int, heterogeneity: float, seed: int) -> list[tuple[Tensor, Tensor]]:
+    def _drawn(workers: int, features: int, samples: int, heterogeneity: float, seed: int) -> list[tuple[Tensor, Tensor]]:
         require_workers("workers", workers)
         for name, value in (("features", features), ("samples", samples)):
             require_whole(name, value, 1)
@@ -146,14 +146,14 @@ class Logistic(Problem):
         return {"loss": float(loss), "samples": self._shards[worker].size, "gradient": gradient}
 
     def assess(self, x: Tensor, samples: Samples = None) -> tuple[dict[str, float], Mapping[int, Mapping[str, Any]]]:
-        features, labels, shares, sizes = self._all
+        features, labels, shares = self._all
         margins = labels * (features @ x)
-        fits = torch.split(softplus(-margins), sizes)
+        fits = torch.split(softplus(-margins), self._sizes)
         losses = (torch.stack([fit.mean() for fit in fits]) + self.reg / 2 * (x @ x)).tolist()
         gradient = features.T @ (-labels * torch.sigmoid(-margins) * shares) + self.reg * x
         accuracy = int((margins > 0).sum()) / len(labels)  # on the training data: there is no other
-        numbers = {**objectives(losses, sizes, [1.0] * self.workers), "accuracy": accuracy}
-        parts = {w: {"loss": loss, "samples": size} for w, (loss, size) in enumerate(zip(losses, sizes, strict=True))}
+        numbers = {**objectives(losses, self._sizes, [1.0] * self.workers), "accuracy": accuracy}
+        parts = {worker: {"loss": losses[worker], "samples": size} for worker, size in enumerate(self._sizes)}
         return {**numbers, "gradient_norm": float(gradient.norm())}, parts
 
     def evaluate(self, x: Tensor) -> dict[str, float]:

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -22,22 +22,22 @@ from ..core.errors import (
     require_one_of,
     require_positive,
     require_several,
-    require_whole,
     shortened,
     shown,
 )
 from .batchnorm import refuse_batchnorm
-from .data import Collate, Minibatches, Shard, digest, objectives, on_device
+from .data import Shard, Shards, TestData, digest, name_of, objectives, on_device
 from .flat_module import FlatModule, bits, flat_weights
 from .generators import seeded
-from .purity import refuse_impure, refuse_sums
-from .samplewise import flops_of, takes_samples_one_by_one
-from .shards import Shards, TestData, name_of
+from .inspection import count_operations, is_samplewise, refuse_impure, refuse_sums
+from .minibatches import Batches, Minibatches
 from .stacked import Stacked
 
 Loss = Callable[[Any, Any], Tensor]
 Step = Callable[[Any, Any], Tensor]
-SiteMetric = Callable[[Any, Any], Any]
+WorkerMetric = Callable[[Any, Any], Any]
+Weighting = Literal["equal", "samples"]
+MeanLoss = tuple[Tensor | float, Tensor | None]  # and its gradient, if it was computed
 
 _COLUMNS = {
     "time",
@@ -51,7 +51,7 @@ _COLUMNS = {
     "answered",
     "share",
 }
-_TOGETHER = 2048  # samples of several workers that are evaluated in one call
+_MERGED = 2048  # samples of several workers that are evaluated in one call
 _CALL, _FLOPS = 2e-4, 3e10  # seconds that a call takes whatever its size, and operations in a second: rules of thumb
 
 
@@ -64,9 +64,9 @@ class Network(Problem):
     shards: each worker's data: tensors with a row for each sample, in tuples or dicts such as (inputs, targets), or a
         map-style dataset; or a function of the worker's number that builds them, called at first use, in the process that
         computes for that worker, and under a seed.
-    batch_size: samples per gradient, one number or one for each worker.
+    batch_size: samples per gradient, one number or one for each worker; or ``Batches``, for batches without replacement,
+        samples of varying length, dropout or random augmentation.
     step: instead of a loss, a function of the module and a batch of any structure that gives the mean loss.
-    collate_fn: makes a batch of a list of samples, as in torch's DataLoader; for samples of varying length, say.
     workers: how many; needed if ``shards`` is a function.
     held_out: each worker's held-out data, given like ``shards``; None for a worker that has none. They stay where they are.
     metrics: functions of the module and a batch, each giving the mean over the batch, by name. They are measured where the
@@ -74,14 +74,8 @@ class Network(Problem):
         ``run.metrics`` combined as the losses are in F.
     test: data on which accuracy is measured at the server, or a function without arguments that builds them.
     seed: names the minibatches; None: the run's own seed does.
-    replacement: whether a minibatch is drawn with replacement, as in the paper.
     weights: how workers count in F: "equal", as in the paper; by their number of "samples"; or a list of numbers.
-    stochastic: seed the global generators of torch, numpy and Python by the job's name around each gradient, for dropout
-        or random augmentation. Runs in several threads take turns with them; they are the process's, so while such a run
-        computes in one thread, code of your own in another should not draw from them.
     full_gradient: whether evaluation computes the norm of the full gradient, at the price of a backward pass over all data.
-    evaluation_batch: samples in one call of an evaluation; None: 1,024, or 16,384 on a GPU. A metric that is no mean over
-        batches, such as an AUC, needs so many that all held-out data are in one.
 
     Parameters with ``requires_grad=False`` stay as they are and are no part of the flat weights.
     """
@@ -93,20 +87,16 @@ class Network(Problem):
         model: nn.Module | Callable[[], nn.Module],
         loss: Loss | None = None,
         shards: Sequence[Any] | Callable[[int], Any] | None = None,
-        batch_size: int | Sequence[int] = 64,
+        batch_size: int | Sequence[int] | Batches = 64,
         *,
         step: Step | None = None,
-        collate_fn: Collate | None = None,
         workers: int | None = None,
         held_out: Sequence[Any] | Callable[[int], Any] | None = None,
-        metrics: Mapping[str, SiteMetric] | None = None,
+        metrics: Mapping[str, WorkerMetric] | None = None,
         test: Any = None,
         seed: int | None = None,
-        replacement: bool = True,
-        weights: str | Sequence[float] = "equal",
-        stochastic: bool = False,
+        weights: Weighting | Sequence[float] = "equal",
         full_gradient: bool = True,
-        evaluation_batch: int | None = None,
     ) -> None:
         seed = plain_number(seed)
         if metrics is not None and not isinstance(metrics, Mapping):
@@ -115,34 +105,32 @@ class Network(Problem):
             raise BadInput("there are no shards; give each worker's data, or a function of the worker's number.")
         if loss is not None and step is not None:
             raise BadInput("both loss and step are given; a step computes the loss itself, so leave one of them out.")
-        self._shards, self._test_data = Shards(shards, workers, collate_fn), TestData(test)
+        batches = batch_size if isinstance(batch_size, Batches) else Batches(batch_size)
+        self._shards, self._test_data = Shards(shards, workers, batches.collate_fn), TestData(test)
         self.workers = self._shards.workers
-        self._held_out = None if held_out is None else Shards(held_out, self.workers, collate_fn, "held_out")
+        self._held_out = None if held_out is None else Shards(held_out, self.workers, batches.collate_fn, "held_out")
         self.seed, self.own_seed = seed or 0, seed is not None
-        self._options = (batch_size, replacement, weights)
-        self.minibatches = Minibatches(self.workers, batch_size, self.seed, replacement)
+        self._options = (batches.size, batches.replacement, weights)
+        self.minibatches = Minibatches(self.workers, batches.size, self.seed, batches.replacement)
         for worker, shard in self._shards.kept.items():
             self.minibatches.require_enough(worker, shard.size, f"worker {worker}")
         self._weights = self._checked_weights(weights)
-        self.unit: float | None = None  # the samples of a worker that counts as one, where workers count by samples
-        evaluation_batch = plain_number(evaluation_batch)
-        if evaluation_batch is not None:
-            require_whole("evaluation_batch", evaluation_batch, 1)
-        self._evaluation_batch = evaluation_batch
-        self.loss, self._step, self._stochastic, self.full_gradient = loss, step, stochastic, full_gradient
+        self.unit: float | None = None  # the workers' mean number of samples, where they count by samples
+        self.loss, self._step, self.full_gradient = loss, step, full_gradient
+        self._stochastic, self._evaluation_size = batches.stochastic, batches.evaluation_size
         self._metrics = dict(metrics or {})
         self._failed: set[tuple[int, str]] = set()  # workers and metrics that raised there, and are not called again
-        held = ("held_out_loss",) if self._held_out is not None else ()
-        self.metric_names = (*held, *(name for name in self._metrics if name != "accuracy"))
+        held_out_loss = ("held_out_loss",) if self._held_out is not None else ()
+        self.metric_names = (*held_out_loss, *(name for name in self._metrics if name != "accuracy"))
         self.accuracy_at_workers = "accuracy" in self._metrics
         self._require_names(test)
         self._draws = Draws(self.seed, "stochastic")
-        self._make = None if isinstance(model, nn.Module) else model
-        module = copy.deepcopy(model) if isinstance(model, nn.Module) else self._made(0)
-        self.net, self.precision = FlatModule(module), "float32"
+        self._build_model = None if isinstance(model, nn.Module) else model
+        self.net = FlatModule(copy.deepcopy(model) if isinstance(model, nn.Module) else self._built_model(0))
+        self.precision = "float32"
         refuse_batchnorm(self.net.module)
-        self._samplewise = loss is not None and takes_samples_one_by_one(self.net.module)
-        self._given = self.net.weights.clone()
+        self._samplewise = loss is not None and is_samplewise(self.net.module)
+        self._initial = self.net.weights.clone()
         self._costs: tuple[float, float] | None = None
         self._test_data.require_pairs()
         if self._shards.kept:
@@ -155,11 +143,11 @@ class Network(Problem):
                     f"worker 0's first gradient could not be computed: {type(error).__name__}: {error}. Look at the model, "
                     "at the loss, and at what a batch of the data is."
                 ) from error
-            self._try_metrics()
+            self._probe_metrics()
 
-    def _checked_weights(self, weights: str | Sequence[float]) -> str | list[float]:
+    def _checked_weights(self, weights: Weighting | Sequence[float]) -> Weighting | list[float]:
         if isinstance(weights, str):
-            require_one_of("weights", weights, ("equal", "samples"))
+            require_one_of("weights", weights, get_args(Weighting))
             return weights
         require_several("weights", weights, "numbers, one for each worker")
         numbers = list(map(plain_number, weights))
@@ -180,16 +168,53 @@ class Network(Problem):
                     f"metrics has {shown(name)}: {shown(metric)}; expected a name and a function of the module and a batch."
                 )
 
-    def shards(self) -> list[Shard]:
-        """Every worker's data."""
-        return [self._shard(worker) for worker in range(self.workers)]
+    # --- the first use of a model and of data ---
+
+    def _built_model(self, seed: int) -> nn.Module:
+        assert self._build_model is not None
+        with seeded(Draws(seed, "weights").key()):
+            module = self._build_model()
+        if not isinstance(module, nn.Module):
+            raise BadInput(f"model() gave a {type(module).__name__}; expected a torch.nn.Module.")
+        return module
+
+    def _probe(self, worker: int, shards: Iterable[Shard]) -> None:
+        """Refuse a model, loss or data whose gradient is not that of the job's name, or of a sum instead of a mean."""
+        unit, self.unit = self.unit, self.unit or 1.0  # a worker's scale is of no matter here, and may not be known yet
+        try:
+            refuse_impure(self.net.module, lambda: self.gradient(self._initial, worker, 0)[0], shards, self._stochastic)
+        finally:
+            self.unit = unit
+        shard, rows = self._shards.kept[worker], self.indices(worker, 0)
+
+        def loss(times: int) -> float:
+            with self.net.evaluating(self._initial), self._seeded(0), torch.no_grad():
+                return float(self.loss_on(self.net.module, self._batch(shard, rows.repeat(times))))
+
+        refuse_sums(loss)
+
+    def _probe_metrics(self) -> None:
+        """Refuse a metric that raises on the first batch; later, and where data are built elsewhere, it is switched off."""
+        with self.net.evaluating(self._initial), self._seeded(0):
+            batch = self._batch(self._shards.kept[0], self.indices(0, 0))
+            for name in self._metrics:
+                try:
+                    self._metric(name, batch)
+                except DualDelayError:
+                    raise
+                except Exception as error:  # whatever a user's function raises
+                    raise BadInput(
+                        f"metric {name!r} raised {type(error).__name__} on a batch of worker 0: {error}. It is called with "
+                        "the module and a batch of any size, and gives the mean over it."
+                    ) from error
 
     def _shard(self, worker: int) -> Shard:
-        return self._shards.kept.get(worker) or self._first(worker)
-
-    def _first(self, worker: int) -> Shard:
-        """Have a worker's data built and keep them, if gradients on them are pure."""
+        """A worker's data; those that a function builds are kept if gradients on them are pure."""
+        if worker in self._shards.kept:
+            return self._shards.kept[worker]
         shard = self._shards.build(worker)
+        if shard is None:
+            raise BadInput(f"shards({worker}) gave None; expected that worker's data.")
         self.minibatches.require_enough(worker, shard.size, f"shard({worker})")
         self._shards.kept[worker] = shard
         try:
@@ -199,50 +224,16 @@ class Network(Problem):
             raise
         return shard
 
-    def _probe(self, worker: int, shards: Iterable[Shard]) -> None:
-        """Refuse a model, loss or data whose gradient is not that of the job's name, or of a sum instead of a mean."""
-        unit, self.unit = self.unit, self.unit or 1.0  # whatever workers count, what is tried here is not changed by it
-        try:
-            refuse_impure(self.net.module, lambda: self.gradient(self._given, worker, 0)[0], shards, self._stochastic)
-        finally:
-            self.unit = unit
-        shard, rows = self._shards.kept[worker], self.indices(worker, 0)
+    def shards(self) -> list[Shard]:
+        """Every worker's data."""
+        return [self._shard(worker) for worker in range(self.workers)]
 
-        def loss(times: int) -> float:
-            with self.net.evaluating(self._given), self._seeded(0), torch.no_grad():
-                return float(self.loss_on(self.net.module, self._batch(shard, rows.repeat(times))))
-
-        refuse_sums(loss)
-
-    def _try_metrics(self) -> None:
-        """Refuse a metric that raises on the first batch; later, and where data are built elsewhere, it is switched off."""
-        batch = self._batch(self._shards.kept[0], self.indices(0, 0))
-        with self.net.evaluating(self._given), self._seeded(0), torch.no_grad():
-            for name, metric in self._metrics.items():
-                try:
-                    _number(name, metric(self.net.module, batch))
-                except DualDelayError:
-                    raise
-                except Exception as error:  # whatever a user's function raises
-                    raise BadInput(
-                        f"metric {name!r} raised {type(error).__name__} on a batch of worker 0: {error}. It is called with "
-                        "the module and a batch of any size, and gives the mean over it."
-                    ) from error
-
-    def _seeded(self, key: int) -> AbstractContextManager[None]:
-        """The global generators start at a place, if anything draws from them."""
-        return seeded(key) if self._stochastic else nullcontext()
-
-    def _made(self, seed: int) -> nn.Module:
-        assert self._make is not None
-        with seeded(Draws(seed, "weights").key()):
-            module = self._make()
-        if not isinstance(module, nn.Module):
-            raise BadInput(f"model() gave a {type(module).__name__}; expected a torch.nn.Module.")
-        return module
+    # --- minibatches and gradients ---
 
     def start(self, seed: int) -> Tensor:
-        return self._given.clone() if self._make is None else flat_weights(self._made(seed)).to(self._given.device)
+        if self._build_model is None:
+            return self._initial.clone()
+        return flat_weights(self._built_model(seed)).to(self._initial.device)
 
     def indices(self, worker: int, draw: int) -> Tensor:
         """The samples of a job, as positions in the worker's own data."""
@@ -254,12 +245,16 @@ class Network(Problem):
     def epoch(self, worker: int) -> int:
         return self.minibatches.epoch(worker, self._shard(worker).size)
 
+    def _seeded(self, key: int) -> AbstractContextManager[None]:
+        """The global generators start from a key, if anything draws from them."""
+        return seeded(key) if self._stochastic else nullcontext()
+
     def _batch(self, shard: Shard, rows: Tensor) -> Any:
         return self._here(shard.batch(rows))
 
     def _here(self, batch: Any) -> Any:
         """A batch where the module is."""
-        return batch if self._given.is_cpu else on_device(batch, self._given.device)
+        return batch if self._initial.is_cpu else on_device(batch, self._initial.device)
 
     def loss_on(self, module: nn.Module, batch: Any) -> Tensor:
         """The mean loss of the module, with the weights it has, over a batch."""
@@ -299,35 +294,15 @@ class Network(Problem):
             raise BadInput("the loss has no gradient: it does not depend on the model's weights; look at the loss or step.")
         return self._scaled(self.net.gradient(loss).to(x.device), worker), loss.item()
 
+    # --- how workers count ---
+
     @property
     def scales(self) -> list[float]:
         """Each F_i's factor in F = (1/n) sum_i scale_i F_i."""
         return [self._scale(worker) for worker in range(self.workers)]
 
-    @property
-    def needs_sample_counts(self) -> bool:
-        """Whether workers count by samples that only they can count."""
-        return self._weights == "samples" and self._shards.function is not None and self.unit is None
-
-    def set_mean_samples(self, unit: float) -> None:
-        self.unit = unit
-
-    def extended(self, workers: int) -> Network:
-        held = self._held_out
-        if self._shards.function is None or (held is not None and held.function is None):
-            super().extended(workers)  # which refuses
-        if isinstance(self._weights, list):
-            raise BadInput(
-                "weights has a number for each worker and none for those who may join; use 'equal' or 'samples'."
-            )
-        other = copy.copy(self)
-        other.workers, other._shards = workers, self._shards.extended(workers)
-        other._held_out = None if held is None else held.extended(workers)
-        other.minibatches = self.minibatches.extended(workers)
-        return other
-
     def _scale(self, worker: int, size: int | None = None) -> float:
-        """A worker's factor, given its number of samples if they are elsewhere."""
+        """A worker's factor, by its number of samples ``size`` if its data are elsewhere."""
         if self._weights == "equal":
             return 1.0
         if isinstance(self._weights, list):
@@ -340,20 +315,26 @@ class Network(Problem):
         scale = self._scale(worker)
         return gradient if scale == 1.0 else gradient * scale
 
+    @property
+    def needs_sample_counts(self) -> bool:
+        return self._weights == "samples" and self._shards.function is not None and self.unit is None
+
+    def set_mean_samples(self, unit: float) -> None:
+        self.unit = unit
+
+    # --- evaluation ---
+
     def _chosen(self, shard: Shard, worker: int, samples: Samples) -> Shard:
-        """Those of a worker's samples that were asked for; so many of them are always the same."""
-        if samples is None or (isinstance(samples, int) and samples >= shard.size):
-            return shard
+        """The samples of a worker's shard that are asked for."""
         if isinstance(samples, tuple):
             return shard.some(torch.arange(samples[0], min(samples[1], shard.size)))
-        chosen = Draws(0, "evaluation").permutation(shard.size, worker)[:samples]
-        return shard.some(torch.from_numpy(chosen).sort().values)
+        return shard if samples is None else shard.sampled(samples, worker)
 
-    def _over(self, shard: Shard, worker: int, gradient: bool) -> tuple[Tensor, Tensor | None]:
+    def _mean_loss(self, shard: Shard, worker: int, gradient: bool) -> MeanLoss:
         """The mean loss over a shard's samples, and its gradient if wanted, in float64 and still on the device."""
-        loss = torch.zeros((), dtype=torch.float64, device=self._given.device)
-        total = torch.zeros_like(self._given, dtype=torch.float64) if gradient else None
-        for count, batch in shard.pieces(self._evaluation_batch):
+        loss = torch.zeros((), dtype=torch.float64, device=self._initial.device)
+        total = torch.zeros_like(self._initial, dtype=torch.float64) if gradient else None
+        for count, batch in shard.pieces(self._evaluation_size):
             share = count / shard.size
             with torch.set_grad_enabled(gradient):
                 part = self.loss_on(self.net.module, self._here(batch))
@@ -362,19 +343,39 @@ class Network(Problem):
             loss += share * part.detach().double().reshape(())
         return loss, total
 
-    def _measured(self, worker: int, samples: Samples, found: tuple[Any, Any] | None = None) -> dict[str, Any]:
-        """What a worker finds with the weights that the module has; metrics come with its last samples."""
+    def _merged_losses(self, shards: Sequence[Shard]) -> dict[int, MeanLoss]:
+        """The losses of workers with few samples, several in one call; the sum of their gradients stands with the first."""
+        assert self.loss is not None
+        merged: dict[int, MeanLoss] = {}
+        for workers, inputs, targets in self._shards.merged(shards, _MERGED):
+            sizes = [shards[worker].size for worker in workers]
+            with torch.set_grad_enabled(self.full_gradient):
+                outputs = torch.split(self.net.module(inputs), sizes)
+                losses = [self.loss(*part) for part in zip(outputs, torch.split(targets, sizes), strict=True)]
+                if any(loss.numel() != 1 for loss in losses):
+                    return {}  # taken one by one, they are refused
+            gradient: Tensor | None = None
+            if self.full_gradient:
+                total = torch.stack([loss.reshape(()) * self._scale(w) for loss, w in zip(losses, workers, strict=True)])
+                gradient = self.net.gradient(total.sum()).double()
+            values = torch.stack([loss.detach().reshape(()) for loss in losses]).tolist()
+            merged |= {worker: (value, None) for worker, value in zip(workers, values, strict=True)}
+            merged[workers[0]] = (values[0], gradient)
+        return merged
+
+    def _measured(self, worker: int, samples: Samples, merged: MeanLoss | None = None) -> dict[str, Any]:
+        """What a worker measures with the weights that the module has; metrics come with its last samples."""
         shard = self._shard(worker)
         chosen = self._chosen(shard, worker, samples)
         with self._seeded(0):  # random augmentation is the same each time
-            loss, gradient = found or self._over(chosen, worker, self.full_gradient and not isinstance(samples, int))
+            loss, gradient = merged or self._mean_loss(chosen, worker, self.full_gradient and not isinstance(samples, int))
         part = {"loss": float(loss), "samples": chosen.size, "size": shard.size, "gradient": gradient}
         if isinstance(samples, tuple) and samples[1] < shard.size:
             return part
-        return part | self._tested(worker, samples if isinstance(samples, int) else None)
+        return part | self._measured_metrics(worker, samples if isinstance(samples, int) else None)
 
-    def _tested(self, worker: int, samples: int | None) -> dict[str, Any]:
-        """A worker's metrics; those that raise are nan from now on, and their errors are told once."""
+    def _measured_metrics(self, worker: int, samples: int | None) -> dict[str, Any]:
+        """A worker's metrics; one that raises is nan from then on, and its error is reported once."""
         if not self._metrics and self._held_out is None:
             return {}
         shard = self._shard(worker) if self._held_out is None else self._held_out.get(worker)
@@ -383,77 +384,70 @@ class Network(Problem):
         shard = self._chosen(shard, worker, samples)
         metrics, errors = dict.fromkeys(self._metrics, 0.0), dict[str, str]()
         with self._seeded(0):
-            for count, batch in shard.pieces(self._evaluation_batch) if self._metrics else ():
+            for count, batch in shard.pieces(self._evaluation_size) if self._metrics else ():
                 batch = self._here(batch)
-                for name, metric in self._metrics.items():
+                for name in self._metrics:
                     try:
-                        with torch.no_grad():
-                            value = (
-                                math.nan
-                                if (worker, name) in self._failed
-                                else _number(name, metric(self.net.module, batch))
-                            )
+                        value = math.nan if (worker, name) in self._failed else self._metric(name, batch)
                     except Exception as error:  # whatever a user's function raises
                         self._failed.add((worker, name))
                         value, errors[name] = math.nan, f"{type(error).__name__}: {error}"
                     metrics[name] += count / shard.size * value
             if self._held_out is not None:
-                metrics["held_out_loss"] = float(self._over(shard, worker, False)[0])
+                metrics["held_out_loss"] = float(self._mean_loss(shard, worker, False)[0])
         return {"metrics": metrics, "tested": shard.size} | ({"errors": errors} if errors else {})
+
+    def _metric(self, name: str, batch: Any) -> float:
+        """A user's metric of the module, with the weights it has, on a batch."""
+        with torch.no_grad():
+            value = self._metrics[name](self.net.module, batch)
+            try:
+                if isinstance(value, (str, bytes, bytearray)):
+                    raise TypeError("a text is none")
+                return float(value)
+            except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+                reason = shortened(str(error))
+                raise BadInput(
+                    f"metric {name!r} gave {shown(value)}; expected one number, the mean over the batch ({reason})."
+                ) from None
 
     def measure(self, x: Tensor, worker: int, samples: Samples = None) -> dict[str, Any]:
         """A worker's loss, its number of samples, that loss's gradient if wanted, in float64, and the metrics."""
-        self._shard(worker)  # before the weights are in place: at its first use it is tried with others
-        if self._held_out is not None:
-            self._held_out.get(worker)
+        self._prepare(worker)
         with self.net.evaluating(x):
             return self._measured(worker, samples)
+
+    def _prepare(self, worker: int) -> None:
+        """Have a worker's data built before the module has its weights: at first use they are tried with others."""
+        self._shard(worker)
+        if self._held_out is not None:
+            self._held_out.get(worker)
+
+    def _measured_by_all(self, x: Tensor, samples: Samples) -> dict[int, dict[str, Any]]:
+        for worker in range(self.workers):
+            self._prepare(worker)
+        together = samples is None and self._samplewise and not self._stochastic and self._evaluation_size is None
+        with self.net.evaluating(x):
+            merged = self._merged_losses(self.shards()) if together else {}
+            return {worker: self._measured(worker, samples, merged.get(worker)) for worker in range(self.workers)}
 
     def assess(self, x: Tensor, samples: Samples = None) -> tuple[dict[str, float], Mapping[int, Mapping[str, Any]]]:
         if type(self).evaluate is not Network.evaluate:  # a user's own
             return self.evaluate(x), {}
-        parts = self._parts(x, samples)
+        parts = self._measured_by_all(x, samples)
         return self.combine(x, parts), parts
 
-    def _parts(self, x: Tensor, samples: Samples) -> dict[int, dict[str, Any]]:
-        shards = self.shards()
-        if self._held_out is not None:
-            for worker in range(self.workers):
-                self._held_out.get(worker)
-        with self.net.evaluating(x):
-            found: dict[int, tuple[Any, Any]] = {}
-            if samples is None and self._samplewise and not self._stochastic and self._evaluation_batch is None:
-                found = self._over_several(shards)
-            return {worker: self._measured(worker, samples, found.get(worker)) for worker in range(self.workers)}
-
-    def _over_several(self, shards: Sequence[Shard]) -> dict[int, tuple[Any, Any]]:
-        """The losses of workers with few samples, several workers in one call, with the sum of their gradients at one."""
-        assert self.loss is not None
-        found: dict[int, tuple[Any, Any]] = {}
-        for workers, inputs, targets in self._shards.merged(shards, _TOGETHER):
-            sizes = [shards[worker].size for worker in workers]
-            with torch.set_grad_enabled(self.full_gradient):
-                outputs = torch.split(self.net.module(inputs), sizes)
-                losses = [self.loss(*part) for part in zip(outputs, torch.split(targets, sizes), strict=True)]
-                if any(loss.numel() != 1 for loss in losses):
-                    return {}  # which is refused when it is looked at alone
-            gradient: Tensor | None = None
-            if self.full_gradient:
-                total = torch.stack([loss.reshape(()) * self._scale(w) for loss, w in zip(losses, workers, strict=True)])
-                gradient = self.net.gradient(total.sum()).double()
-            values = torch.stack([loss.detach().reshape(()) for loss in losses]).tolist()
-            for k, worker in enumerate(workers):
-                found[worker] = (values[k], gradient if k == 0 else None)
-        return found
+    def evaluate(self, x: Tensor) -> dict[str, float]:
+        return self.combine(x, self._measured_by_all(x, None))
 
     def combine(self, x: Tensor, parts: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
         """The metrics, with F over the workers that answered; accuracy on test data is measured here."""
-        workers = sorted(parts)  # whoever answered first
+        workers = sorted(parts)  # so that their order of answering is of no matter
         sizes = [parts[worker].get("size", parts[worker]["samples"]) for worker in workers]
-        raw = [self._scale(worker, size) for worker, size in zip(workers, sizes, strict=True)]
-        whole = len(workers) == self.workers and self.unit is None  # then they have mean 1; those that join later may not
-        factor = 1.0 if whole or not workers else len(workers) / math.fsum(raw)
-        scales = [factor * scale for scale in raw]
+        scales = [self._scale(worker, size) for worker, size in zip(workers, sizes, strict=True)]
+        complete = len(workers) == self.workers and self.unit is None  # then they have mean 1
+        factor = 1.0 if complete or not workers else len(workers) / math.fsum(scales)
+        scales = [factor * scale for scale in scales]
         losses = [parts[worker]["loss"] for worker in workers]
         share = sum(parts[worker]["samples"] for worker in workers) / (sum(sizes) or math.nan)
         numbers = {**objectives(losses, sizes, scales), "accuracy": self._accuracy(x, share), "gradient_norm": math.nan}
@@ -472,27 +466,27 @@ class Network(Problem):
         with self.net.evaluating(x), seeded(0) if self._test_data.runs_user_code else nullcontext():
             return self._test_data.accuracy(self.net.module, share)
 
-    def evaluate(self, x: Tensor) -> dict[str, float]:
-        return self.combine(x, self._parts(x, None))
-
     def few_samples(self) -> int | None:
         # a gradient is a pass forward and twice as much backward; of a small network most of it is the call itself
-        return 3 * max(self.minibatches.sizes) + min(512, int(_CALL * _FLOPS / 4) // len(self._given))
+        return 3 * max(self.minibatches.sizes) + min(512, int(_CALL * _FLOPS / 4) // len(self._initial))
 
     def costs(self) -> tuple[float, float] | None:
         if self._costs is None:
             shards, rows = self.shards(), self.indices(0, 0)
-            self.net.weights.copy_(self._given)
+            self.net.weights.copy_(self._initial)
             with self._seeded(0):
-                once = flops_of(lambda: self.loss_on(self.net.module, self._batch(shards[0], rows))) / len(rows)
+                operations = count_operations(lambda: self.loss_on(self.net.module, self._batch(shards[0], rows)))
+            per_sample = operations / len(rows)
             samples = sum(shard.size for shard in shards)
-            grouped = -(-samples // _TOGETHER) if self._samplewise and not self._stochastic else 0
-            calls = max(grouped, sum(-(-shard.size // 1024) for shard in shards if not grouped or shard.size > _TOGETHER))
+            merged = -(-samples // _MERGED) if self._samplewise and not self._stochastic else 0
+            calls = max(merged, sum(-(-shard.size // 1024) for shard in shards if not merged or shard.size > _MERGED))
             passes = 3.0 if self.full_gradient else 1.0
             tested = (1.0 if self._metrics else 0.0) * samples
-            total = (passes * samples + tested + self._test_data.size) * once
-            self._costs = (_CALL + 3.0 * len(rows) * once / _FLOPS, calls * passes * _CALL / 2 + total / _FLOPS)
+            total = (passes * samples + tested + self._test_data.size) * per_sample
+            self._costs = (_CALL + 3.0 * len(rows) * per_sample / _FLOPS, calls * passes * _CALL / 2 + total / _FLOPS)
         return self._costs
+
+    # --- the module's weights ---
 
     def model(self, x: Tensor) -> nn.Module:
         """The module with these weights, in evaluation mode."""
@@ -501,15 +495,15 @@ class Network(Problem):
     def state_dict(self, x: Tensor) -> dict[str, Tensor]:
         return self.net.state_dict(x)
 
+    def flat(self, state_dict: Mapping[str, Tensor]) -> Tensor:
+        return self.net.flat(state_dict)
+
     def layout(self) -> list[tuple[str, int, tuple[int, ...]]]:
         return self.net.layout()
 
     def fixed(self) -> dict[str, Tensor]:
         moving = {name for name, _, _ in self.net.layout()}
-        return {name: tensor for name, tensor in self.net.state_dict(self._given).items() if name not in moving}
-
-    def flat(self, state_dict: Mapping[str, Tensor]) -> Tensor:
-        return self.net.flat(state_dict)
+        return {name: tensor for name, tensor in self.net.state_dict(self._initial).items() if name not in moving}
 
     def fingerprint(self) -> str:
         hashed = digest(
@@ -526,16 +520,18 @@ class Network(Problem):
             hashed.update(bits(tensor))
         return str(hashed.hexdigest())
 
+    # --- the same problem with another seed, for another thread, on another device, with more workers, among others ---
+
     def reseeded(self, seed: int) -> Network:
         """The same data and model with other minibatches."""
-        other = copy.copy(self)  # one module and one store of data for both
+        other = copy.copy(self)  # one module and one copy of the data for both
         other.seed, other.own_seed, other._draws = seed, True, Draws(seed, "stochastic")
-        other.minibatches = self.minibatches.named(seed)
+        other.minibatches = self.minibatches.reseeded(seed)
         return other
 
     @property
     def unseeded(self) -> str:
-        start = "" if self._make is None else " and initial weights"
+        start = "" if self._build_model is None else " and initial weights"
         return f"its data are given, so a seed names its minibatches{start} alone"
 
     @property
@@ -548,17 +544,31 @@ class Network(Problem):
 
     def twin(self) -> Network:
         other = copy.copy(self)
-        other.net = self.net.on(self._given.device)
-        other.minibatches = self.minibatches.named(self.seed)  # what one thread has ahead is not another's
+        other.net = self.net.on(self._initial.device)
+        other.minibatches = self.minibatches.reseeded(self.seed)  # threads must not share the blocks in it
         return other
 
     def on(self, device: str, precision: str = "float32") -> Network:
-        if (torch.device(device), precision) == (self._given.device, self.precision):
+        if (torch.device(device), precision) == (self._initial.device, self.precision):
             return self
         other = copy.copy(self)
-        other.net, other._given, other.precision = self.net.on(device), self._given.to(device), precision
+        other.net, other._initial, other.precision = self.net.on(device), self._initial.to(device), precision
         other._shards, other._test_data = self._shards.on(device), self._test_data.on(device)
         other._held_out = None if self._held_out is None else self._held_out.on(device)
+        return other
+
+    def extended(self, workers: int) -> Network:
+        held_out = self._held_out
+        if self._shards.function is None or (held_out is not None and held_out.function is None):
+            super().extended(workers)  # which refuses
+        if isinstance(self._weights, list):
+            raise BadInput(
+                "weights has a number for each worker and none for those who may join; use 'equal' or 'samples'."
+            )
+        other = copy.copy(self)
+        other.workers, other._shards = workers, self._shards.extended(workers)
+        other._held_out = None if held_out is None else held_out.extended(workers)
+        other.minibatches = self.minibatches.extended(workers)
         return other
 
     @property
@@ -566,7 +576,7 @@ class Network(Problem):
         kinds = {shard.kind for shard in self.shards()}
         if not self.parallel or self.minibatches.size is None or len(kinds) > 1 or None in kinds or self.loss is None:
             return OneAtATime
-        place = (str(self._given.device), self.precision)
+        place = (str(self._initial.device), self.precision)
         return self.net.signature(), self.loss, self.minibatches.size, place, kinds.pop()
 
     def batched(self, problems: Sequence[Problem]) -> BatchedGradients:
@@ -585,15 +595,3 @@ def _loss_of(output: Any) -> Any:
         f"model(**batch) gave a {type(output).__name__} without a loss, and neither loss nor step is given. Give the step: "
         "step=lambda model, batch: model(**batch)[0], say."
     )
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        if isinstance(value, (str, bytes, bytearray)):
-            raise TypeError("a text is none")
-        return float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        said = shortened(str(error))
-        raise BadInput(
-            f"metric {name!r} gave {shown(value)}; expected one number, the mean over the batch ({said})."
-        ) from None

@@ -20,8 +20,8 @@ def _tensor(name: str, values: Any) -> Tensor:
     try:
         tensor = torch.as_tensor(values, dtype=torch.float64).clone()
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        said = (str(error) or type(error).__name__).splitlines()[0]
-        raise BadInput(f"{name} cannot be read as numbers of one shape ({said}).") from None
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise BadInput(f"{name} cannot be read as numbers of one shape ({reason}).") from None
     if not bool(torch.isfinite(tensor).all()):
         raise BadInput(f"{name} holds a number that is not finite.")
     return tensor
@@ -72,7 +72,7 @@ class Quadratic(Problem):
         self._curvatures: Any = self._a.tolist() if self.scalar else self._a.unbind(0)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_centers": None, "_curvatures": None}  # each pickled view would hold all of them
+        return {**self.__dict__, "_centers": None, "_curvatures": None}  # each pickled view would bring all of them
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

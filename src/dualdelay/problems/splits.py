@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from ..core.draws import Draws, Integers
 from ..core.errors import BadInput, require_one_of, require_positive, require_several, require_whole, require_workers, shown
 
+Split = Literal["dirichlet", "iid", "label"]
+Empty = Literal["resample", "drop", "error"]
+
 _TRIES = 1000
 
 
 def dirichlet(
-    labels: Any, workers: int, alpha: float, seed: int = 0, *, empty: str = "resample", minimum: int = 10
+    labels: Any, workers: int, alpha: float, seed: int = 0, *, empty: Empty = "resample", minimum: int = 10
 ) -> list[Integers]:
     """The paper's rule: for each class draw p ~ Dir(alpha), then deal each of its samples to worker i with chance p_i.
 
-    The rule can leave a worker with no sample. ``empty`` says what then happens: "resample" the whole split until everyone
-    has ``minimum``, "drop" the workers without any, or raise an "error".
+    The rule can leave a worker with no sample. ``empty`` says what then happens: "resample" the whole split until every
+    worker has ``minimum``, "drop" the workers without any, or raise an "error".
     """
     require_workers("workers", workers)
     require_positive("alpha", alpha)
-    require_one_of("empty", empty, ("resample", "drop", "error"))
+    require_one_of("empty", empty, get_args(Empty))
     require_whole("minimum", minimum, 0)
     labels = np.asarray(labels)
     if workers > len(labels):
@@ -75,11 +78,11 @@ def by_label(labels: Any, workers: int) -> list[Integers]:
 
 
 def split_samples(
-    split: str | Sequence[Sequence[int]], labels: Any, workers: int, alpha: float, seed: int, empty: str, minimum: int
+    split: Split | Sequence[Sequence[int]], labels: Any, workers: int, alpha: float, seed: int, empty: Empty, minimum: int
 ) -> list[Integers]:
     """The split that a data set was asked for: by name, or the user's own lists of sample numbers."""
     if isinstance(split, str):
-        require_one_of("split", split, ("dirichlet", "iid", "label"))
+        require_one_of("split", split, get_args(Split))
         if split == "dirichlet":
             return dirichlet(labels, workers, alpha, seed, empty=empty, minimum=minimum)
         return iid(labels, workers, seed) if split == "iid" else by_label(labels, workers)

@@ -12,8 +12,9 @@ from torch.func import functional_call, vmap
 
 from ..core.devices import lower
 from ..core.draws import integers_at
-from .data import Minibatches, Shard
+from .data import Shard
 from .flat_module import FlatModule, own_kernels
+from .minibatches import Minibatches
 
 _MOST = 512  # gradients in one call: with more, nothing is gained on an H200
 _SPARE = 0.4  # the share of a GPU's free memory that one call may take
@@ -39,14 +40,8 @@ class Stackable(Protocol):
         """Which of its samples a worker's minibatch has."""
 
 
-def _size(count: int) -> int:
-    """The size of graph that a call of ``count`` gradients uses: at most an eighth larger, so that few are captured."""
-    step = max(1, 1 << max(0, count.bit_length() - 4))
-    return -(-count // step) * step
-
-
-class Store:
-    """All samples of several problems in one place, and the names of their minibatches."""
+class _Samples:
+    """The samples of several problems as rows of common tensors, from which the minibatches of many jobs are picked."""
 
     def __init__(self, problems: Sequence[Stackable]) -> None:
         self._problems = problems
@@ -70,39 +65,39 @@ class Store:
                 self._begin[k, worker], self._sizes[k, worker] = total, shard.size
                 total += shard.size
             self._scales[k, : problem.workers] = problem.scales
-        self.inputs, self.targets = (
+        self._inputs, self._targets = (
             torch.cat([pair[side] for pair in pairs]) if len(pairs) > 1 else pairs[0][side] for side in (0, 1)
         )
-        self.order = torch.cat(orders)
+        self._order = torch.cat(orders)
         self.weighted = bool((self._scales != 1.0).any())
         bases = [problem.minibatches.base for problem in problems]
-        self.hashed = None not in bases
+        self._hashed = None not in bases  # then minibatches are drawn where the samples are
         self._bases = np.array([base or 0 for base in bases], dtype=np.int64)
 
-    def names(self, which: Sequence[int], workers: Sequence[int], draws: Sequence[int], size: int) -> tuple[Tensor, Tensor]:
-        """What ``samples`` needs to know of some jobs, and their scales, filled up to ``size`` with the last job."""
+    def locate(
+        self, which: Sequence[int], workers: Sequence[int], draws: Sequence[int], size: int
+    ) -> tuple[Tensor, Tensor]:
+        """What ``minibatches`` needs to know of jobs, and their scales, filled up to ``size`` with the last job."""
         problem, worker, draw = (
             np.array([*part, *part[-1:] * (size - len(part))]) for part in map(list, (which, workers, draws))
         )
         begin, bound = self._begin[problem, worker], self._sizes[problem, worker]
         scales = torch.from_numpy(self._scales[problem, worker])
-        if self.hashed:
+        if self._hashed:
             return torch.from_numpy(np.stack([begin, bound, self._bases[problem], worker, draw])), scales
         rows = [self._problems[k].indices(w, d) for k, w, d in zip(which, workers, draws, strict=True)]
         table = torch.stack([*rows, *rows[-1:] * (size - len(rows))]).T  # (batch, size)
         return torch.cat([torch.from_numpy(begin)[None], table]), scales
 
-    def samples(self, names: Tensor, batch: int) -> tuple[Tensor, Tensor]:
-        """The minibatches (size, batch, ...) of named jobs."""
-        begin = names[0, :, None]
-        if self.hashed:
-            _, bound, base, worker, draw = names
+    def minibatches(self, located: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+        """The minibatches (size, batch, ...) of jobs."""
+        if self._hashed:
+            _, bound, base, worker, draw = located
             rows = integers_at(base, bound, batch, worker, draw)
         else:
-            rows = names[1:].T
-        picked = self.order[begin + rows]
-        flat = picked.reshape(-1)
-        inputs, targets = self.inputs.index_select(0, flat), self.targets.index_select(0, flat)
+            rows = located[1:].T
+        picked = self._order[located[0, :, None] + rows]
+        inputs, targets = (part.index_select(0, picked.reshape(-1)) for part in (self._inputs, self._targets))
         return inputs.view(*picked.shape, *inputs.shape[1:]), targets.view(*picked.shape, *targets.shape[1:])
 
 
@@ -110,57 +105,54 @@ class Stacked:
     """Takes gradients of networks that differ in their data and weights alone."""
 
     def __init__(self, problems: Sequence[Stackable]) -> None:
-        self._net, self._precision = problems[0].net, problems[0].precision
-        self._loss: Any = problems[0].loss
-        self._batch = problems[0].minibatches.size
-        self._store = Store(problems)
-        self._x = self._net.weights
-        self._device = self._x.device
-        self._ours = self._device.type == "cuda"
+        first = problems[0]
+        self._net, self._precision, self._batch = first.net, first.precision, first.minibatches.size
+        self._loss: Any = first.loss
+        self._samples = _Samples(problems)
+        self._device = self._net.weights.device
+        self._on_gpu = self._device.type == "cuda"
         self._graphs: dict[int, tuple[Any, Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]] = {}
         self._memory: Any = None  # what graphs compute in; they share it, since they run one after the other
-        self.most = min(_MOST, self._fits()) if self._device.type == "cuda" else 1 << 62
-
-    def _compute(self, x: Tensor, names: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients (m, d) and losses (m)."""
-        assert self._batch is not None
-        inputs, targets = self._store.samples(names, self._batch)
-        parts = {name: part.detach().requires_grad_() for name, part in self._net.named(x).items()}
-        with own_kernels(self._precision, self._ours, stacked=True), lower(self._precision, self._device):
-            losses = vmap(self._one)(parts, inputs, targets)
-        summed = (losses * scales.to(losses.dtype)).sum() if self._store.weighted else losses.sum()
-        gradients = torch.autograd.grad(summed, list(parts.values()), allow_unused=True)
-        filled = [torch.zeros_like(p) if g is None else g for g, p in zip(gradients, parts.values(), strict=True)]
-        return torch.cat([gradient.reshape(len(x), -1) for gradient in filled], 1), losses.detach()
-
-    def _one(self, parts: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
-        outputs = functional_call(self._net.module, parts, (inputs,))
-        loss: Tensor = self._loss(outputs, targets)
-        return loss.reshape(())
+        self.most = min(_MOST, self._most_in_memory()) if self._on_gpu else 1 << 62
 
     def __call__(
         self, x: Sequence[Tensor], which: Sequence[int], workers: Sequence[int], draws: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
         pieces = [piece if piece.ndim == 2 else piece[None] for piece in x]
-        if self._device.type != "cuda":
-            return self._compute(torch.cat(pieces), *self._store.names(which, workers, draws, len(draws)))
-        graph, into, names, scales, (gradients, losses) = self._graph(_size(len(draws)))
-        torch.cat(pieces, out=into[: len(draws)])
-        named, weights = self._store.names(which, workers, draws, len(into))
-        names.copy_(named.pin_memory(), non_blocking=True)
-        if self._store.weighted:
-            scales.copy_(weights.pin_memory(), non_blocking=True)
+        if not self._on_gpu:
+            return self._compute(torch.cat(pieces), *self._samples.locate(which, workers, draws, len(draws)))
+        graph, models, located, scales, (gradients, losses) = self._graph(_graph_size(len(draws)))
+        torch.cat(pieces, out=models[: len(draws)])
+        new_located, new_scales = self._samples.locate(which, workers, draws, len(models))
+        located.copy_(new_located.pin_memory(), non_blocking=True)
+        if self._samples.weighted:
+            scales.copy_(new_scales.pin_memory(), non_blocking=True)
         graph.replay()
         return gradients[: len(draws)], losses[: len(draws)]
 
-    def _inputs(self, size: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Static tensors for so many gradients, filled with the first job of the first worker."""
-        names, scales = self._store.names([0] * size, [0] * size, [0] * size, size)
-        return self._x.expand(size, -1).contiguous(), names.to(self._device), scales.to(self._device)
+    def _compute(self, x: Tensor, located: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients (m, d) and losses (m)."""
+        assert self._batch is not None
+        inputs, targets = self._samples.minibatches(located, self._batch)
+        parts = {name: part.detach().requires_grad_() for name, part in self._net.named(x).items()}
+        with own_kernels(self._precision, self._on_gpu), lower(self._precision, self._device):
+            losses = vmap(self._loss_of_one)(parts, inputs, targets)
+        total = (losses * scales.to(losses.dtype)).sum() if self._samples.weighted else losses.sum()
+        gradients = torch.autograd.grad(total, list(parts.values()), materialize_grads=True)
+        return torch.cat([gradient.reshape(len(x), -1) for gradient in gradients], 1), losses.detach()
+
+    def _loss_of_one(self, parts: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+        loss: Tensor = self._loss(functional_call(self._net.module, parts, (inputs,)), targets)
+        return loss.reshape(())
+
+    def _static(self, size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Tensors for the input of so many gradients, filled with the first job of the first worker."""
+        located, scales = self._samples.locate([0] * size, [0] * size, [0] * size, size)
+        return self._net.weights.expand(size, -1).contiguous(), located.to(self._device), scales.to(self._device)
 
     def _graph(self, size: int) -> tuple[Any, Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]:
         if size not in self._graphs:
-            static = self._inputs(size)
+            static = self._static(size)
             cuda: Any = torch.cuda
             side = cuda.Stream(self._device)
             side.wait_stream(torch.cuda.current_stream(self._device))
@@ -175,12 +167,18 @@ class Stacked:
             self._graphs[size] = (graph, *static, out)
         return self._graphs[size]
 
-    def _fits(self, trial: int = 4) -> int:
+    def _most_in_memory(self, trial: int = 4) -> int:
         """How many gradients at once the free memory allows, by a trial of a few."""
-        static = self._inputs(trial)
+        static = self._static(trial)
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
         self._compute(*static)
-        each = max(1, (torch.cuda.max_memory_allocated(self._device) - before) // trial)
+        needed = max(1, (torch.cuda.max_memory_allocated(self._device) - before) // trial)
         free, _ = torch.cuda.mem_get_info(self._device)
-        return max(1, int(_SPARE * free) // each)
+        return max(1, int(_SPARE * free) // needed)
+
+
+def _graph_size(count: int) -> int:
+    """The size of graph that a call of ``count`` gradients uses: at most an eighth larger, so that few are captured."""
+    step = max(1, 1 << max(0, count.bit_length() - 4))
+    return -(-count // step) * step

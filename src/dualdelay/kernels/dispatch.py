@@ -1,0 +1,60 @@
+"""Sends plain convolutions and poolings to the package's own kernels: under ``vmap`` torch would make slow ones of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.modules.utils import _pair
+from torch.overrides import TorchFunctionMode
+
+from .convolution import conv2d
+from .pooling import max_pool2d
+
+_WIDE = 32  # output channels from which the chip's matrix units pay, where a lower precision lets them be used
+_DOTS = {"float32": "fma", "tf32": "tf32", "bfloat16": "ieee"}
+
+
+class Kernels(TorchFunctionMode):
+    """While this lasts, plain two-dimensional convolutions and poolings go to the package's own kernels."""
+
+    def __init__(self, precision: str) -> None:
+        super().__init__()
+        self._precision = precision
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Take over what the kernels can do."""
+        kwargs = kwargs or {}
+        result = None
+        if func is functional.conv2d and not kwargs and len(args) == 7:
+            result = self._convolved(*args)
+        elif func is functional.max_pool2d and args:
+            result = self._pooled(*args, **kwargs)
+        return func(*args, **kwargs) if result is None else result
+
+    def _convolved(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int
+    ) -> Tensor | None:
+        plain = x.ndim == 4 and not isinstance(padding, str) and _pair(dilation) == (1, 1) and groups == 1
+        if not plain or weight.dtype != torch.float32:
+            return None
+        dot = _DOTS[self._precision] if len(weight) >= _WIDE else "fma"
+        parts = [None if part is None else part[None] for part in (x, weight, bias)]  # a stack of one model
+        if self._precision == "bfloat16":
+            parts = [None if part is None else part.bfloat16() for part in parts]
+        convolve: Any = conv2d
+        result: Tensor = convolve(*parts, _pair(stride), _pair(padding), dot)[0]
+        return result
+
+    def _pooled(
+        self, x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, **rest: Any
+    ) -> Tensor | None:
+        size = _pair(kernel_size)
+        plain = _pair(padding) == (0, 0) and _pair(dilation) == (1, 1) and not any(rest.values()) and x.ndim == 4
+        if plain and (x.shape[-2] < size[0] or x.shape[-1] < size[1]):
+            return None  # torch says what is wrong
+        if not plain or (stride is not None and _pair(stride) != size) or size[0] * size[1] > 255:
+            return None
+        return max_pool2d(x, size)
