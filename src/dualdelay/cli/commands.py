@@ -33,7 +33,8 @@ from ..runs.progress import Sharing, Watcher
 from ..runs.runner import Interrupted
 from ..runs.seeds import unvaried
 from ..runs.settings import Compute, Evaluation, Reporting, Saving, Server, SimulatedFleet
-from ..runs.sweep import Options, Point, label_of, named, one_table, run_points
+from ..runs.spec import Options
+from ..runs.sweep import Point, label_of, named, one_table, run_points
 from ..simulation.availability import announced
 from ..simulation.link import Link
 from ..simulation.speeds import SpeedModel

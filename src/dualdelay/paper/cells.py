@@ -14,7 +14,8 @@ from ..core.environment import environment
 from ..core.errors import BadInput, RunFailed
 from ..engine.result import Run
 from ..runs.settings import Compute, Evaluation, Reporting, Saving, Server, SimulatedFleet
-from ..runs.sweep import Options, Point, run_points
+from ..runs.spec import Options
+from ..runs.sweep import Point, run_points
 from ..storage.files import make_folder, write
 from .experiment import Cell, Experiment, Key, classes, draws
 

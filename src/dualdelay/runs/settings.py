@@ -216,4 +216,4 @@ class SimulatedFleet:
         return speeds if isinstance(speeds, SimulatedFleet) else cls(speeds)
 
 
-USUAL_EVALUATION, USUAL_COMPUTE, USUAL_SERVER = Evaluation(), Compute(), Server()
+DEFAULT_EVALUATION, DEFAULT_COMPUTE, DEFAULT_SERVER = Evaluation(), Compute(), Server()

@@ -21,9 +21,9 @@ from .record import identified, require_same
 from .resume import go_on
 from .runner import Member, Runner, require_possible, starting_workers
 from .settings import (
-    USUAL_COMPUTE,
-    USUAL_EVALUATION,
-    USUAL_SERVER,
+    DEFAULT_COMPUTE,
+    DEFAULT_EVALUATION,
+    DEFAULT_SERVER,
     Compute,
     Evaluation,
     Reporting,
@@ -34,7 +34,7 @@ from .settings import (
     Watch,
 )
 from .showing import showing
-from .spec import RunSpec, for_this_thread, specify
+from .spec import Options, RunSpec, for_this_thread
 
 
 def simulate(
@@ -48,9 +48,9 @@ def simulate(
     watch: Sequence[Watch] | Reporting = (),
     folder: str | Path | Saving | None = None,
     checkpoint_every: int | None = None,
-    evaluation: Evaluation = USUAL_EVALUATION,
-    compute: Compute = USUAL_COMPUTE,
-    server: Server = USUAL_SERVER,
+    evaluation: Evaluation = DEFAULT_EVALUATION,
+    compute: Compute = DEFAULT_COMPUTE,
+    server: Server = DEFAULT_SERVER,
 ) -> Run:
     """Run an algorithm on a virtual clock until ``updates`` or ``time``, whichever comes first.
 
@@ -77,22 +77,8 @@ def simulate(
         ...                   dd.TruncatedNormalSpeeds(10, std=5.0), updates=2000)
         >>> run.metrics.objective[-1]
     """
-    reporting, saving = Reporting.of(watch), Saving.of(folder, checkpoint_every)
-    require_kind("compute", compute, Compute, "dd.Compute(threads=2)")
-    with using_threads(compute.threads), for_this_thread(problem) as mine:
-        spec = specify(
-            algorithm,
-            mine,
-            SimulatedFleet.of(speeds),
-            updates=updates,
-            time=time,
-            seed=seed,
-            evaluation=evaluation,
-            saving=saving,
-            compute=compute,
-            server=server,
-        )
-        return start(spec, reporting)
+    options = Options(updates, time, Saving.of(folder, checkpoint_every), evaluation, compute, server)
+    return run_one(options, algorithm, problem, SimulatedFleet.of(speeds), seed, Reporting.of(watch))
 
 
 def train(
@@ -106,8 +92,8 @@ def train(
     watch: Sequence[Watch] | Reporting = (),
     folder: str | Path | Saving | None = None,
     checkpoint_every: int | None = None,
-    evaluation: Evaluation = USUAL_EVALUATION,
-    server: Server = USUAL_SERVER,
+    evaluation: Evaluation = DEFAULT_EVALUATION,
+    server: Server = DEFAULT_SERVER,
 ) -> Run:
     """Run an algorithm on real workers, one process each, until ``updates`` or ``time`` in seconds, whichever comes first.
 
@@ -123,48 +109,47 @@ def train(
     Example:
         >>> run = dd.train(dd.DuDe(lr=0.05), dd.Digits(workers=4), dd.RayFleet(cpus=0.5), time=60, folder="runs/mine")
     """
-    reporting, saving = Reporting.of(watch), Saving.of(folder, checkpoint_every)
     fleet = RayFleet() if fleet is None else fleet
     require_kind("fleet", fleet, WorkerFleet, "dd.RayFleet()")
-    with using_threads(fleet.server_threads), for_this_thread(problem) as mine:
-        spec = specify(
-            algorithm,
-            mine,
-            fleet,
-            updates=updates,
-            time=time,
-            seed=seed,
-            evaluation=evaluation,
-            saving=saving,
-            compute=USUAL_COMPUTE,
-            server=server,
-        )
-        return start(spec, reporting)
+    options = Options(updates, time, Saving.of(folder, checkpoint_every), evaluation, DEFAULT_COMPUTE, server)
+    return run_one(options, algorithm, problem, fleet, seed, Reporting.of(watch))
 
 
-def start(spec: RunSpec, reporting: Reporting) -> Run:
-    """Begin a run and bring it to its end, or go on with it where its folder says so."""
-    path = spec.saving.path
-    if path is not None and spec.saving.go_on and path.exists():
-        folder = Folder(path)
-        require_same(identified(spec), folder)
-        with folder:
-            return go_on(folder, spec, folder.config(), reporting)
-    spec.require_rules()
-    if path is not None:
-        Folder.require_new(path)  # before anything is computed for it
+def run_one(
+    options: Options,
+    algorithm: Algorithm[Any],
+    problem: Problem,
+    fleet: SimulatedFleet | WorkerFleet,
+    seed: int,
+    reporting: Reporting,
+) -> Run:
+    """Begin a run and bring it to its end, or continue it where its folder says so."""
+    threads = fleet.server_threads if isinstance(fleet, WorkerFleet) else options.compute.threads
+    with using_threads(threads), for_this_thread(problem) as own:
+        spec = options.spec(algorithm, own, fleet, seed)
+        path = spec.saving.path
+        if path is not None and spec.saving.go_on and path.exists():
+            folder = Folder(path)
+            require_same(identified(spec), folder)
+            with folder:
+                return go_on(folder, spec, folder.config(), reporting)
+        spec.require_rules()
+        if path is not None:
+            Folder.require_new(path)  # before anything is computed for it
+        return _begin(spec, path, reporting)
+
+
+def _begin(spec: RunSpec, path: Path | None, reporting: Reporting) -> Run:
     output = None if path is None else path / "output"
     with (
         showing(label(spec.algorithm), spec.updates, spec.time, progress=reporting.progress, real=spec.real) as display,
         open_fleet(spec, output) as fleet,
     ):
-        reporting, member, loop = reporting.also(**display), Member(spec), make_loop(spec, fleet)
+        member, loop = Member(spec), make_loop(spec, fleet)
         with starting_workers("nothing had begun") if spec.real else nullcontext():
             loop.begin()
         if not spec.real:
             require_possible(loop, [member])
-        if path is None:
-            return Runner(loop, [member], reporting).run()
-        config = {**identified(spec), "environment": environment()}
-        with Folder.create(path, config, spec.x, spec.problem.fixed()) as member.folder:
-            return Runner(loop, [member], reporting).run()
+        config = {**identified(spec), "environment": environment()} if path is not None else {}
+        with nullcontext() if path is None else Folder.create(path, config, spec.x, spec.problem.fixed()) as member.folder:
+            return Runner(loop, [member], reporting.also(**display)).run()

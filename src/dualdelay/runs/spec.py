@@ -29,15 +29,16 @@ from .optimizer import Optimizer, make_optimizer
 from .seeds import ProblemOf, seeded_problem, seeded_speeds
 from .settings import Compute, Evaluation, InitialWeights, Saving, Server, SimulatedFleet
 
-_JOBS = 1e15  # of a run that a time ends: a million in a second would take thirty years
+_MOST_JOBS = 1e15  # of a run that a time ends: a million in a second would take thirty years
 _TRIALS = 16  # jobs of a worker after which one may think that none takes any time
-_OFTEN = 1e-3  # seconds between two evaluations at real workers, at least
+_SHORTEST_PAUSE = 1e-3  # seconds between two evaluations at real workers
+_MOST_BY_DEFAULT = 50  # evaluations at real workers
 _REAL_SHARE = 0.1  # of a real worker's time that evaluations take by default
 
 
 @dataclass(frozen=True)
 class RecordedFleet:
-    """The workers of a recorded run, who report in the order of its trace."""
+    """The workers of a recorded run, which report in the order of its trace."""
 
     trace: Trace
     threads: int | None = None
@@ -59,7 +60,7 @@ class RunSpec:
     schedule: Schedule | None
     """When the model is evaluated; None: never, as in a replay."""
     scheduled_by_default: bool = False
-    """Whether nothing was said about when to evaluate."""
+    """Whether the caller left open when to evaluate."""
     saving: Saving
     compute: Compute
     server: Server
@@ -86,7 +87,7 @@ class RunSpec:
         _require_end(self.problem, self.speeds, self.updates, self.time, seconds)
 
     def require_rules(self) -> None:
-        """A method without a rule for workers that come or go says so now, not when it happens."""
+        """Refuse a method without a rule for workers that come or go now, and not when it happens."""
         state = self.algorithm.init(self.x, self.problem.workers, Draws(self.seed, "server"))
         if self.algorithm.away:
             return
@@ -98,69 +99,83 @@ class RunSpec:
             self.algorithm.join(state, change.worker)
 
 
-def specify(
-    algorithm: Algorithm[Any],
-    problem: ProblemOf,
-    fleet: SimulatedFleet | WorkerFleet,
-    *,
-    updates: int | None,
-    time: float | None,
-    seed: int,
-    evaluation: Evaluation,
-    saving: Saving,
-    compute: Compute,
-    server: Server,
-) -> RunSpec:
-    """The run that a caller asks for; refuses what cannot be."""
-    updates, time, seed = map(plain_number, (updates, time, seed))
-    require_kind("algorithm", algorithm, Algorithm, "dd.DuDe(lr=0.05)")
-    require_kind("evaluation", evaluation, Evaluation, "dd.Evaluation(every=100)")
-    require_kind("server", server, Server, "dd.Server(optimizer='Adam')")
-    problem = seeded_problem(problem, seed)
-    problem = exact(problem) if algorithm.exact else problem
-    require_totals(updates, time)
-    speeds: SpeedModel | None = None
-    if isinstance(fleet, WorkerFleet):
-        problem = with_room(problem, fleet.room)
-        threads, server_threads = fleet.threads, fleet.server_threads
-    else:
-        speeds = seeded_speeds(fleet.speeds, seed)
-        fleet = replace(fleet, speeds=speeds)
-        device = compute.device or problem.start(0).device.type
-        threads = server_threads = torch.get_num_threads() if compute.threads is None else compute.threads
-        compute = replace(compute, device=device, batch=batches(device, compute.batch), threads=threads)
-        problem = problem.on(device, compute.precision)
-        if not isinstance(getattr(speeds, "n", None), int):
-            raise BadInput(f"{type(speeds).__name__} does not say for how many workers it is; give it n, their number.")
-        if speeds.n != problem.workers:
-            raise BadInput(f"speeds are given for {speeds.n} workers, but the problem has {problem.workers}; give as many.")
-    optimizer = make_optimizer(server.optimizer, server.schedule, updates, algorithm, problem)
-    require_metrics(evaluation.metrics, problem)
-    spec = RunSpec(
-        algorithm=algorithm,
-        problem=problem,
-        fleet=fleet,
-        updates=updates,
-        time=time,
-        seed=seed,
-        evaluation=evaluation,
-        schedule=_schedule(problem, speeds, updates, time, evaluation),
-        scheduled_by_default=evaluation.every is None and evaluation.seconds is None,
-        saving=saving,
-        compute=compute,
-        server=server,
-        optimizer=optimizer,
-        x=_initial_weights(problem, server.initial_weights, seed),
-        threads=threads,
-        server_threads=server_threads,
-    )
-    if not spec.real:
-        return spec
-    if spec.x.dtype not in (torch.float64, torch.float32, torch.float16):
-        raise BadInput(
-            f"the weights are {spec.x.dtype}, which numpy and so Ray cannot carry; use float32, float64 or float16."
+@dataclass(frozen=True)
+class Options:
+    """What the runs of a verb have in common: their ends, and the small values that the caller gave."""
+
+    updates: int | None
+    time: float | None
+    saving: Saving
+    evaluation: Evaluation
+    compute: Compute
+    server: Server
+
+    def __post_init__(self) -> None:
+        for name in ("updates", "time"):
+            object.__setattr__(self, name, plain_number(getattr(self, name)))
+        require_kind("evaluation", self.evaluation, Evaluation, "dd.Evaluation(every=100)")
+        require_kind("compute", self.compute, Compute, "dd.Compute(threads=2)")
+        require_kind("server", self.server, Server, "dd.Server(optimizer='Adam')")
+
+    def spec(
+        self, algorithm: Algorithm[Any], problem: ProblemOf, fleet: SimulatedFleet | WorkerFleet, seed: int
+    ) -> RunSpec:
+        """The run of a method on a problem with these workers; refuses what cannot be."""
+        seed = plain_number(seed)
+        require_kind("algorithm", algorithm, Algorithm, "dd.DuDe(lr=0.05)")
+        problem = seeded_problem(problem, seed)
+        problem = exact(problem) if algorithm.exact else problem
+        require_totals(self.updates, self.time)
+        speeds: SpeedModel | None = None
+        compute = self.compute
+        if isinstance(fleet, WorkerFleet):
+            problem = with_room(problem, fleet.room)
+            threads, server_threads = fleet.threads, fleet.server_threads
+        else:
+            speeds = seeded_speeds(fleet.speeds, seed)
+            fleet = replace(fleet, speeds=speeds)
+            device = compute.device or problem.start(0).device.type
+            threads = server_threads = torch.get_num_threads() if compute.threads is None else compute.threads
+            compute = replace(compute, device=device, batch=batches(device, compute.batch), threads=threads)
+            problem = problem.on(device, compute.precision)
+            _require_fit(speeds, problem)
+        require_metrics(self.evaluation.metrics, problem)
+        x = _initial_weights(problem, self.server.initial_weights, seed)
+        if isinstance(fleet, WorkerFleet):
+            x = _portable(x)
+        return RunSpec(
+            algorithm=algorithm,
+            problem=problem,
+            fleet=fleet,
+            updates=self.updates,
+            time=self.time,
+            seed=seed,
+            evaluation=self.evaluation,
+            schedule=_schedule(problem, speeds, self.updates, self.time, self.evaluation),
+            scheduled_by_default=self.evaluation.every is None and self.evaluation.seconds is None,
+            saving=self.saving,
+            compute=compute,
+            server=self.server,
+            optimizer=make_optimizer(self.server.optimizer, self.server.schedule, self.updates, algorithm, problem),
+            x=x,
+            threads=threads,
+            server_threads=server_threads,
         )
-    return replace(spec, x=spec.x.cpu())  # the server works there, wherever its workers do
+
+
+def _require_fit(speeds: SpeedModel, problem: Problem) -> None:
+    """Refuse speeds for another number of workers."""
+    if not isinstance(getattr(speeds, "n", None), int):
+        raise BadInput(f"{type(speeds).__name__} does not say for how many workers it is; give it n, their number.")
+    if speeds.n != problem.workers:
+        raise BadInput(f"speeds are given for {speeds.n} workers, but the problem has {problem.workers}; give as many.")
+
+
+def _portable(x: Tensor) -> Tensor:
+    """Weights that can travel, on the processor: the server of real workers is there, wherever they compute."""
+    if x.dtype not in (torch.float64, torch.float32, torch.float16):
+        raise BadInput(f"the weights are {x.dtype}, which numpy and so Ray cannot carry; use float32, float64 or float16.")
+    return x.cpu()
 
 
 def require_totals(updates: int | None, time: float | None) -> None:
@@ -191,27 +206,26 @@ def _schedule(
         if not default:
             return Schedule(every, seconds, few)
         if time:
-            return Schedule(None, time / 50, few, _REAL_SHARE)
-        return Schedule(max(1, (updates or 0) // 50), None, few, _REAL_SHARE)
+            return Schedule(None, time / _MOST_BY_DEFAULT, few, _REAL_SHARE)
+        return Schedule(max(1, (updates or 0) // _MOST_BY_DEFAULT), None, few, _REAL_SHARE)
     if not default:
         return Schedule(every, seconds, samples)
-    schedule = default_schedule(problem, updates, time, _jobs(problem, speeds, updates, time))
-    return schedule if samples is None else Schedule(schedule.updates, schedule.seconds, samples)
+    schedule = default_schedule(problem, updates, time, _count_jobs(problem, speeds, updates, time))
+    return schedule if samples is None else replace(schedule, samples=samples)
 
 
-def _jobs(problem: Problem, speeds: SpeedModel, updates: int | None, time: float | None) -> float:
+def _count_jobs(problem: Problem, speeds: SpeedModel, updates: int | None, time: float | None) -> float:
     """About how many jobs a run will have: at least one for an update, or what fits into its time."""
     if time is None or not time:
         return float(updates or 0)
-    count = float(sum(time / seconds for seconds in _first_jobs(problem, speeds) if seconds > 0))
+    count = float(sum(time / seconds for seconds in _durations(problem, speeds) if seconds > 0))
     return min(count, float(updates)) if updates else count
 
 
-def _first_jobs(problem: Problem, speeds: SpeedModel, draw: int = 0) -> list[float]:
-    """What each worker's first job takes, or a later one; none if that cannot be told."""
+def _durations(problem: Problem, speeds: SpeedModel, draw: int = 0) -> list[float]:
+    """What each worker's first job takes, or a later one; none if the speed model cannot say."""
     try:
-        each = [speeds.seconds(worker, draw, 0.0) * problem.batches(worker) for worker in range(problem.workers)]
-        return [float(seconds) for seconds in each]
+        return [float(speeds.seconds(i, draw, 0.0) * problem.batches(i)) for i in range(problem.workers)]
     except Exception:  # whatever a user's own raises: it is refused when the jobs begin
         return []
 
@@ -219,27 +233,27 @@ def _first_jobs(problem: Problem, speeds: SpeedModel, draw: int = 0) -> list[flo
 def _require_end(
     problem: Problem, speeds: SpeedModel | None, updates: int | None, time: float | None, seconds: float | None
 ) -> None:
-    if speeds is None and seconds is not None and seconds < _OFTEN:
+    if speeds is None and seconds is not None and seconds < _SHORTEST_PAUSE:
         raise BadInput(
-            f"seconds of the evaluation (--evaluate-seconds) is {seconds}; expected {_OFTEN:g} or more: no real worker is "
-            "as quick as that."
+            f"seconds of the evaluation (--evaluate-seconds) is {seconds}; expected {_SHORTEST_PAUSE:g} or more: no real "
+            "worker is as quick as that."
         )
     length = time
     if speeds is not None and updates is None and time:
-        if (jobs := _jobs(problem, speeds, None, time)) > _JOBS:
+        if (jobs := _count_jobs(problem, speeds, None, time)) > _MOST_JOBS:
             raise BadInput(
-                f"time is {time}, in which there would be about {jobs:.2g} jobs; expected {_JOBS:.0e} at most. Give less "
-                "time, slower workers, or updates."
+                f"time is {time}, in which there would be about {jobs:.2g} jobs; expected {_MOST_JOBS:.0e} at most. Give "
+                "less time, slower workers, or updates."
             )
-        trials = range(_TRIALS)
-        idle = set.intersection(*({w for w, s in enumerate(_first_jobs(problem, speeds, k)) if not s} for k in trials))
-        if idle:
+        durations = (_durations(problem, speeds, draw) for draw in range(_TRIALS))
+        instant = set.intersection(*({i for i, duration in enumerate(each) if not duration} for each in durations))
+        if instant:
             raise BadInput(
-                f"the jobs of worker {min(idle)} take no time, so that time {time} would never come; expected seconds "
+                f"the jobs of worker {min(instant)} take no time, so that time {time} would never come; expected seconds "
                 "above zero, or updates to end the run."
             )
     elif speeds is not None and updates is not None and seconds is not None:
-        rate = sum(1.0 / each for each in _first_jobs(problem, speeds) if each > 0)
+        rate = sum(1.0 / duration for duration in _durations(problem, speeds) if duration > 0)
         length = min(updates / rate if rate else 0.0, math.inf if time is None else time)
     if seconds is not None and length is not None and length > MOST_EVALUATIONS * seconds:
         raise BadInput(
@@ -277,13 +291,13 @@ def _read(path: Path) -> Tensor | dict[str, Tensor]:
         if loaded is None:
             return folder.start()
         return cast("Tensor", loaded[0]["state"]["weights"])
-    weights_or_checkpoint = load_weights(path)
-    if "content" in weights_or_checkpoint and "t0" in weights_or_checkpoint:
-        content = read_checkpoint(path)
-        if content is None:
-            raise BadInput(f"{path} is damaged, or has another name than its run gave it; choose another checkpoint.")
-        return cast("Tensor", content["state"]["weights"])
-    return weights_or_checkpoint
+    tensors = load_weights(path)
+    if not {"content", "t0"} <= tensors.keys():
+        return tensors
+    content = read_checkpoint(path)
+    if content is None:
+        raise BadInput(f"{path} is damaged, or has another name than its run gave it; choose another checkpoint.")
+    return cast("Tensor", content["state"]["weights"])
 
 
 def with_room(problem: Problem, room: int) -> Problem:

@@ -20,7 +20,7 @@ from ..core import Algorithm, Problem
 from ..core.devices import batches, using_precision, using_threads
 from ..core.draws import Draws
 from ..core.environment import environment
-from ..core.errors import BadInput, NotSaved, RunFailed, nearest, plain_number, require_kind, shown
+from ..core.errors import BadInput, NotSaved, RunFailed, nearest, plain_number, shown
 from ..engine.evaluation import NAMES, require_metrics
 from ..engine.result import Run
 from ..engine.trace import Column, Table
@@ -35,9 +35,9 @@ from .record import Config, identified, require_same
 from .runner import Member, Runner, require_possible, run_together
 from .seeds import ProblemOf, seeded_problem, seeded_speeds, unvaried
 from .settings import (
-    USUAL_COMPUTE,
-    USUAL_EVALUATION,
-    USUAL_SERVER,
+    DEFAULT_COMPUTE,
+    DEFAULT_EVALUATION,
+    DEFAULT_SERVER,
     Compute,
     Evaluation,
     Reporting,
@@ -47,8 +47,8 @@ from .settings import (
     SpeedsOf,
     Watch,
 )
-from .simulate import start
-from .spec import RunSpec, for_this_thread, specify
+from .simulate import run_one
+from .spec import Options, RunSpec, for_this_thread
 
 _MOST = 1_000_000  # runs of a grid
 _AXES = ("algorithm", "problem", "speeds", "seed")
@@ -130,9 +130,9 @@ def sweep(
     watch: Sequence[Watch] | Reporting = (),
     folder: str | Path | Saving | None = None,
     checkpoint_every: int | None = None,
-    evaluation: Evaluation = USUAL_EVALUATION,
-    compute: Compute = USUAL_COMPUTE,
-    server: Server = USUAL_SERVER,
+    evaluation: Evaluation = DEFAULT_EVALUATION,
+    compute: Compute = DEFAULT_COMPUTE,
+    server: Server = DEFAULT_SERVER,
 ) -> Sweep:
     """Simulate every point of a grid and give one tidy table.
 
@@ -173,9 +173,9 @@ def compare(
     watch: Sequence[Watch] | Reporting = (),
     folder: str | Path | Saving | None = None,
     checkpoint_every: int | None = None,
-    evaluation: Evaluation = USUAL_EVALUATION,
-    compute: Compute = USUAL_COMPUTE,
-    server: Server = USUAL_SERVER,
+    evaluation: Evaluation = DEFAULT_EVALUATION,
+    compute: Compute = DEFAULT_COMPUTE,
+    server: Server = DEFAULT_SERVER,
 ) -> Sweep:
     """Simulate every algorithm with every seed and give one tidy table: a sweep over methods and seeds.
 
@@ -324,38 +324,6 @@ def _told_apart(things: Sequence[Any]) -> list[str]:
     return [text if texts.count(text) == 1 else f"{text} ({k})" for k, text in enumerate(texts)]
 
 
-@dataclass(frozen=True)
-class Options:
-    """What all runs of a sweep have in common."""
-
-    updates: int | None
-    time: float | None
-    saving: Saving
-    evaluation: Evaluation
-    compute: Compute
-    server: Server
-
-    def __post_init__(self) -> None:
-        require_kind("evaluation", self.evaluation, Evaluation, "dd.Evaluation(every=100)")
-        require_kind("compute", self.compute, Compute, "dd.Compute(threads=2)")
-        require_kind("server", self.server, Server, "dd.Server(optimizer='Adam')")
-
-    def spec(self, point: Point, problem: Problem) -> RunSpec:
-        """The run of a point."""
-        return specify(
-            point.algorithm,
-            problem,
-            point.fleet,
-            updates=self.updates,
-            time=self.time,
-            seed=point.seed,
-            evaluation=self.evaluation,
-            saving=replace(self.saving, folder=point.path, go_on=True),
-            compute=self.compute,
-            server=self.server,
-        )
-
-
 def run_points(
     points: Sequence[Point],
     options: Options,
@@ -389,7 +357,8 @@ def run_points(
             tell((len(runs) + len(failed)) / len(points), "")
             try:
                 with nullcontext(reporting) if display is None else display(point) as shown_to:
-                    runs[k] = _alone(point, options, shown_to)
+                    own = _of_point(options, point)
+                    runs[k] = run_one(own, point.algorithm, point.problem, point.fleet, point.seed, shown_to)
             except RunFailed as error:
                 failed[k] = str(error)
             except BadInput as error:  # of the first run it is the user's; later it is that run's own, and others are done
@@ -400,9 +369,9 @@ def run_points(
     return Sweep(points, [runs.get(k) for k in range(len(points))], failed, notes)
 
 
-def _alone(point: Point, options: Options, reporting: Reporting) -> Run:
-    with using_threads(options.compute.threads), for_this_thread(point.problem) as problem:
-        return start(options.spec(point, problem), reporting)
+def _of_point(options: Options, point: Point) -> Options:
+    """The options of one run of a sweep, which has a folder of its own and may be there already."""
+    return replace(options, saving=replace(options.saving, folder=point.path, go_on=True))
 
 
 def _require_sound(points: Sequence[Point], options: Options) -> None:
@@ -425,7 +394,8 @@ def _side_by_side(points: Sequence[Point], options: Options, tell: Report) -> di
     members: dict[int, Member] = {}
     for k, point in enumerate(points):
         kind = (id(point.problem), point.algorithm.exact)
-        spec = options.spec(point, placed.get(kind, point.problem))
+        problem = placed.get(kind, point.problem)
+        spec = _of_point(options, point).spec(point.algorithm, problem, point.fleet, point.seed)
         placed[kind] = spec.problem
         members[k] = Member(spec)
     fingerprints: dict[int, str] = {}  # by problem, since they take long for much data
