@@ -1,11 +1,12 @@
 # make demo   train three methods on digits over ten heterogeneous workers and draw the figure
+# make pages  write the parts of the pages anew that are read from the source
 # make test   format check, lint, types and tests, the numeric ones also as on another kind of processor
 PYTHON ?= python3
 BIN := .venv/bin
 # pip would compile all of torch and Ray: a module is compiled when it is first imported, and that is kept
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test clean
+.PHONY: demo test pages clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -25,6 +26,10 @@ test: .venv/ready
 	$(BIN)/pytest -n 2 --dist worksteal -m 'not real'
 	ATEN_CPU_CAPABILITY=$$($(BIN)/python tests/other_processor.py) $(BIN)/pytest -n 2 --dist worksteal -m numeric
 	$(BIN)/pytest -m real
+
+pages: .venv/ready
+	for part in tests/docs/test_*.py; do $(BIN)/python $$part; done
+	$(BIN)/ruff format --quiet docs
 
 clean:
 	rm -rf .venv runs

@@ -105,13 +105,6 @@ def biased() -> str:
     return markdown(rows)
 
 
-def away() -> str:
-    """What each method does with a worker that is not there."""
-    rows = [["method", "name", "a worker that is away"]]
-    rows += [[LABELS[name], f"`{name}`", method.away] for name, method in dd.ALGORITHMS.items()]
-    return markdown(rows)
-
-
 def figure(best: dict[tuple[str, float], dict[str, Choice]], path: Path) -> None:
     """A row for each problem and a column for each family, at the most uneven speeds."""
     rows = []
@@ -144,7 +137,7 @@ def main(quick: bool) -> None:
     best = best_of(found)
     best = {(s.problem, s.std): best[s.problem, s.std] for s in settings}
     tried = {key: len(ends) for key, ends in by_step(found).items()}
-    parts = {"table": summary(best, tried), "details": details(best), "steps": steps(found), "away": away()}
+    parts = {"table": summary(best, tried), "details": details(best), "steps": steps(found)}
     parts["biased"] = biased()
     for name, text in parts.items():
         write(folder / f"{name}.md", text.encode())
@@ -152,7 +145,7 @@ def main(quick: bool) -> None:
     if not quick:
         write(DOCS / "methods.png", (folder / "methods.png").read_bytes())
         (folder / "methods.png").unlink()
-        fill(**{name: parts[name] for name in ("table", "biased", "away")})
+        fill(**{name: parts[name] for name in ("table", "biased")})
     print(parts["table"])
 
 

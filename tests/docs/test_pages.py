@@ -93,7 +93,7 @@ def test_the_commands_of_a_page_run(page: Path, folder: Path) -> None:
         program, *words = shlex.split(line, comments=True) or [""]
         if program == "make":
             assert f"\n{words[0]}:" in makefile
-        elif program == "dualdelay":
+        elif program == "dualdelay" and words[0] != "new":  # test_contributing.py does that in a copy
             main(words)
         elif program == "python":  # an experiment, which takes minutes or hours
             assert (ROOT / words[0]).exists(), line
@@ -101,7 +101,7 @@ def test_the_commands_of_a_page_run(page: Path, folder: Path) -> None:
             extras = re.findall(r"\[(.*?)\]", line)
             assert {extra for group in extras for extra in group.split(",")} <= set(project["optional-dependencies"]), line
         else:
-            assert program in ("", "git"), f"this command is not checked: {line}"
+            assert program in ("", "git", "dualdelay"), f"this command is not checked: {line}"
 
 
 def slugs(page: Path) -> set[str]:
@@ -123,7 +123,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "DESIGN.md"], ids=lambda page: page.stem)
 def test_every_public_name_and_argument_on_a_page_exists(page: Path) -> None:
-    text = page.read_text()
+    text = page.read_text().replace("dd.algorithms.HalfSteps(LR)", "")  # which a reader of CONTRIBUTING.md writes
     for name in set(re.findall(r"\bdd((?:\.[A-Za-z_]\w*)+)", text)):
         thing: Any = dd
         for part in name[1:].split("."):
@@ -141,7 +141,8 @@ def test_every_public_name_and_argument_on_a_page_exists(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_file_of_ours_that_a_page_names_exists(page: Path) -> None:
     places = [ROOT, ROOT / "src", ROOT / "src" / "dualdelay", ROOT / "tests", ROOT / "benchmarks", page.parent]
-    named = re.findall(r"`((?:\w+/)+\w+\.(?:py|md|txt|cpp))(?:::\w+)?`", FENCE.sub("", page.read_text()))
+    text = FENCE.sub("", page.read_text()).replace("`src/dualdelay/algorithms/half_steps.py`", "")
+    named = re.findall(r"`((?:\w+/)+\w+\.(?:py|md|txt|cpp))(?:::\w+)?`", text)
     assert [name for name in named if not any((place / name).exists() for place in places)] == []
 
 
@@ -150,13 +151,12 @@ def test_every_page_stands_in_the_index() -> None:
     assert all(f"]({page.name})" in index for page in DOCS if page.name != "README.md")
 
 
-def test_every_method_and_speed_model_has_its_row() -> None:
-    methods, workers = ((ROOT / "docs" / name).read_text() for name in ("methods.md", "workers.md"))
-    assert all(f"`{name}`" in methods for name in dd.ALGORITHMS)
+def test_every_speed_model_has_its_row() -> None:
+    workers = (ROOT / "docs" / "workers.md").read_text()
     assert all(f"`{name}[" in workers for name in dd.speeds.SPEEDS)
 
 
-@pytest.mark.parametrize("module", ["algorithms", "problems", "speeds", "theory"])
+@pytest.mark.parametrize("module", ["problems", "speeds", "theory"])
 def test_the_reference_has_every_name_of_the_public_modules(module: str) -> None:
     reference, things = (ROOT / "docs" / "reference.md").read_text(), vars(getattr(dd, module))
     public = [name for name, thing in things.items() if getattr(thing, "__module__", "").startswith("dualdelay.")]
@@ -175,7 +175,7 @@ def test_the_reference_has_every_option(name: str) -> None:
 
 def test_the_page_on_real_workers_has_every_setting() -> None:
     page = (ROOT / "docs" / "cluster.md").read_text()
-    settings = set(inspect.signature(dd.RayFleet).parameters) - {"faults", "transport"}  # those two are for tests
+    settings = {*inspect.signature(dd.RayFleet).parameters, *inspect.signature(dd.FaultPolicy).parameters}
     assert [name for name in settings if f"`{name}" not in page] == []
 
 

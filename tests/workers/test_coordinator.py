@@ -40,10 +40,11 @@ def test_in_any_order_of_events_the_sum_the_jobs_and_the_record_are_right(storm,
     chance, now, sums = random.Random(seed), 0.0, 0
     problem = kind(torch.randn(4, 3, generator=torch.Generator().manual_seed(seed)).tolist(), noise=0.3)
     schedule = Schedule(7) if kind is Rough else None
+    policy = {"patience": 1.0, "restarts": 2, "retries": 1, "gone": gone, "resend": 0.05, "deadline": 3.0, "alarm": 5}
 
     def begin(before=None):
         fleet = fleet_of(
-            **{"patience": 1.0, "restarts": 2, "retries": 1, "gone": gone, "resend": 0.05, "deadline": 3.0, "alarm": 5},
+            **policy,
             start_seconds=lambda *who: chance.choice([0.05, 0.05, 0.3, 1.5]) * chance.choices([1, -1], [19, 1])[0],
             job_seconds=lambda request: chance.choice([0.005, 0.02, 0.02, 0.1]),
             together=together,

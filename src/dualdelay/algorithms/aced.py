@@ -29,6 +29,7 @@ class ACED(Algorithm[ACEDState]):
 
     name, title = "aced", "ACED"
     colour, line, marker = "#EE6677", ":", ">"
+    keeps, needs, wastes = "a gradient of each worker", "a limit on delay", "gradients beyond the limit"
     away = "its gradient leaves the average until it reports again"
 
     max_delay: float | None = None

@@ -34,6 +34,7 @@ class AutoDuDe(Algorithm[AutoState]):
 
     name, title = "auto", "AutoDuDe"
     colour, line, marker = "#332288", "-", "^"
+    keeps, wastes = "a running mean of each worker's gradients", "the time of workers that wait"
     away = "its gradient leaves the average until it reports again"
     own_step = "it sets its own step for plain SGD, from the delays that it sees"
 

@@ -34,6 +34,7 @@ class CA2FL(Algorithm[CA2FLState]):
 
     name, title = "ca2fl", "CA2FL"
     colour, line, marker = "#33A9D0", "3 1", "<"
+    keeps, needs = "a gradient of each worker and one sum", "buffer"
     away = "its gradient leaves the cache until it reports again"
     waits = False
 

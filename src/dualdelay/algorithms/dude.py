@@ -1,7 +1,6 @@
 """DuDe-ASGD: Wang, Sun, Wai and Zhang, "Dual-Delayed Asynchronous SGD for Arbitrarily Heterogeneous Data", 2024.
 
-The same update is IA2SGD (the paper's later name) and ACE (Chang et al., 2025). The letters are those of Algorithm 1.
-"""
+The same update is IA2SGD (the paper's later name) and ACE (Chang et al., 2025). The letters are those of Algorithm 1."""
 
 from __future__ import annotations
 
@@ -30,6 +29,7 @@ class DuDe(Algorithm[DuDeState]):
 
     name, title = "dude", "DuDe"
     colour, line, marker = "#0072B2", "-", "o"
+    keeps, wastes = "a gradient of each worker (or each worker its own)", "with c > 1 the time of workers that wait"
     away = "its gradient leaves the average until it reports again"
 
     wait_for: int = whole(1)
@@ -47,16 +47,15 @@ class DuDe(Algorithm[DuDeState]):
 
     def init(self, x: Tensor, n: int, rng: Draws) -> DuDeState:
         require_whole(f"wait_for (with {n} workers)", self.wait_for, 1, n)
-        s = DuDeState(x, n, missing=set() if self.start == "zeros" else set(range(n)))
-        s.table = s.table if self.memory == "server" else None
-        return s
+        missing = set(range(0 if self.start == "zeros" else n))
+        return DuDeState(x, n, missing=missing, keeps_table=self.memory == "server")
 
     def step(self, s: DuDeState, a: Arrival) -> Orders:
         s.replace(a.worker, a.value)  # n g~ <- n g~ + (G_j - G~_j),  G~_j <- G_j
-        gathering = bool(s.missing)
-        s.missing.discard(a.worker)
-        if gathering and self.start == "busy":
+        if s.missing and self.start == "busy":
+            s.missing.discard(a.worker)
             return [send(a.worker)]
+        s.missing.discard(a.worker)
         s.waiting.append(a.worker)
         return self._update(s)
 

@@ -31,6 +31,7 @@ class FADAS(IndependentWorkers[FADASState]):
 
     name, title = "fadas", "FADAS"
     colour, line, marker = "#E7298A", ":", "d"
+    keeps, needs = "one sum and three vectors", "buffer"
     own_step = "its step is AMSGrad's already"
 
     buffer: int = whole(10)

@@ -29,6 +29,7 @@ class FedAsync(IndependentWorkers[FedAsyncState]):
 
     name, title = "fedasync", "FedAsync"
     colour, line, marker = "#BB5566", "--", "v"
+    keeps, needs = "the model each worker has", "the weight alpha"
 
     alpha: float = positive(0.6, high=1)
     """The weight of a worker's model before its delay is looked at."""

@@ -27,6 +27,7 @@ class FedBuff(IndependentWorkers[FedBuffState]):
 
     name, title = "fedbuff", "FedBuff"
     colour, line, marker = "#009E73", "-.", "D"
+    keeps, needs = "one sum", "buffer"
 
     buffer: int = whole(10)
     """Arrivals per update."""

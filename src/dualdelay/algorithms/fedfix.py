@@ -33,6 +33,7 @@ class FedFix(IndependentWorkers[FedFixState]):
 
     name, title = "fedfix", "FedFix"
     colour, line, marker = "#004488", "-.", "P"
+    keeps, needs, wastes = "one sum", "a period that fits the speeds", "the time to the next tick"
 
     period: float = positive(1.0)
     """Seconds between two updates, simulated or real."""

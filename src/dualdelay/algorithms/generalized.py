@@ -27,6 +27,7 @@ class GeneralizedASGD(UniformASGD):
 
     name, title = "generalized", "Generalized"
     colour, line, marker = "#DDAA33", "5 1 1 1", "^"
+    needs = "probabilities, so speeds"
 
     probabilities: Sequence[float] | None = None
     """The chance of each worker to get the next job; None: the same for all, which is Uniform ASGD."""

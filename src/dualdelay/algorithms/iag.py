@@ -13,4 +13,5 @@ class IAG(SIAG):
 
     name, title = "iag", "IAG"
     colour, line, marker = "#A0522D", "8 2", "*"
+    keeps, needs, wastes = "a gradient of each worker", "all data in every job", "the time of all workers but one"
     exact = True

@@ -21,6 +21,7 @@ class MaleniaSGD(Algorithm[RoundState]):
 
     name, title = "malenia", "Malenia"
     colour, line, marker = "#B8A000", "-.", "p"
+    keeps, needs, wastes = "a sum for each worker", "S", "jobs under way at the end of a round"
     away = "the round goes on without it and its gradients"
 
     gradients: int | None = whole(None)

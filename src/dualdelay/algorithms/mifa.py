@@ -31,6 +31,7 @@ class MIFA(Algorithm[MIFAState]):
 
     name, title = "mifa", "MIFA"
     colour, line, marker = "#CC79A7", "1 1", "P"
+    keeps, wastes = "a gradient of each worker", "the time of workers not asked"
     away = "it is not asked, and its last gradient goes on counting"
 
     active: int | None = whole(None)

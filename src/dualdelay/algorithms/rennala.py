@@ -21,6 +21,7 @@ class RennalaSGD(IndependentWorkers[BufferState]):
 
     name, title = "rennala", "Rennala"
     colour, line, marker = "#882255", "-.", "8"
+    keeps, needs, wastes = "one sum", "S", "jobs under way at the end of a round"
 
     gradients: int | None = whole(None)
     """Gradients per update (the paper's S); None: as many as there are workers."""

@@ -30,6 +30,7 @@ class RescaledASGD(IndependentWorkers[RescaledState]):
 
     name, title = "rescaled", "Rescaled ASGD"
     colour, line, marker = "#AA3377", "--", "d"
+    keeps, needs = "a few numbers", "speeds, measured on the way"
 
     def init(self, x: Tensor, n: int, rng: Draws) -> RescaledState:
         return RescaledState(x, n, sent=[0.0] * n, times=[0.0] * n, counts=[0] * n)

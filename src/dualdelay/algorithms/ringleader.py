@@ -34,6 +34,7 @@ class RingleaderASGD(Algorithm[RingleaderState]):
 
     name, title = "ringleader", "Ringleader"
     colour, line, marker = "#228833", "5 1", "h"
+    keeps = "two sums for each worker"
     away = "its gradients are dropped, and the round goes on without it"
 
     def init(self, x: Tensor, n: int, rng: Draws) -> RingleaderState:

@@ -25,6 +25,7 @@ class RingmasterASGD(IndependentWorkers[RingmasterState]):
 
     name, title = "ringmaster", "Ringmaster"
     colour, line, marker = "#44AA99", "--", "D"
+    keeps, needs, wastes = "a number for each worker", "R", "gradients that are R updates old"
 
     threshold: int | None = whole(None)
     """How many updates old is too old (the paper's R); None: as many as there are workers."""

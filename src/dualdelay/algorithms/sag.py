@@ -19,6 +19,7 @@ class SAG(SIAG):
 
     name, title = "sag", "SAG"
     colour, line, marker = "#6A3D9A", "3 1", "h"
+    keeps, needs, wastes = "a gradient of each worker", "all data in every job", "the time of all workers but one"
     exact = True
 
     def init(self, x: Tensor, n: int, rng: Draws) -> SIAGState:

@@ -19,6 +19,7 @@ class SAGA(SIAG):
 
     name, title = "saga", "SAGA"
     colour, line, marker = "#1B7E57", "5 1", "p"
+    keeps, needs, wastes = "a gradient of each worker", "all data in every job", "the time of all workers but one"
     exact = True
 
     def turn(self, s: SIAGState) -> int:

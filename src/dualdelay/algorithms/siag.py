@@ -27,6 +27,7 @@ class SIAG(Algorithm[SIAGState]):
 
     name, title = "siag", "sIAG"
     colour, line, marker = "#8C6D31", "8 2", "*"
+    keeps, wastes = "a gradient of each worker", "the time of workers not asked"
     away = "its gradient leaves the average, and its turns fall to the others"
 
     def init(self, x: Tensor, n: int, rng: Draws) -> SIAGState:

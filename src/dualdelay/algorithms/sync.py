@@ -23,6 +23,7 @@ class SyncSGD(Algorithm[SyncState]):
 
     name, title = "sync", "synchronous"
     colour, line, marker = "#000000", ":", "X"
+    keeps, wastes = "one sum", "the time of the fast workers"
     away = "the round goes on without it"
 
     def init(self, x: Tensor, n: int, rng: Draws) -> SyncState:

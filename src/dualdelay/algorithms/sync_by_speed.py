@@ -28,6 +28,9 @@ class SyncBySpeed(Algorithm[SyncBySpeedState]):
 
     name, title = "sync_by_speed", "sync. by speed"
     colour, line, marker = "#555555", "1 2", "X"
+    keeps = "a sum for each worker"
+    needs = "speeds, measured on the way"
+    wastes = "what does not fit into the slowest worker's time"
     away = "the round goes on without it and its gradients"
 
     least: int = whole(1)

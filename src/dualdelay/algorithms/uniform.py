@@ -28,6 +28,7 @@ class UniformASGD(Algorithm[QueueState]):
 
     name, title = "uniform", "Uniform ASGD"
     colour, line, marker = "#E69F00", "5 1 1 1", "^"
+    keeps, wastes = "models that wait", "the time of workers without a job"
     away = "its jobs are given to others, but for one: there are as many jobs as workers"
 
     def init(self, x: Tensor, n: int, rng: Draws) -> QueueState:

@@ -1,6 +1,6 @@
 """The commands train, compare, resume, replay, list and data with their flags, and ``main`` with the exit codes.
 
-``advise`` and ``paper`` have files of their own.
+``advise``, ``paper`` and ``new`` have files of their own.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from ..storage.folder import Folder
 from ..workers.ray_fleet import RayFleet
 from . import downloads, shared
 from .advise import advise
+from .new import new
 from .paper import paper
 from .shared import Json, MaybeFloat, MaybeInt, MaybePath, MaybeText, Seed
 
@@ -428,6 +429,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "advise": advise,
     "paper": paper,
     "data": data,
+    "new": new,
 }
 
 

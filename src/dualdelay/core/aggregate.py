@@ -24,12 +24,14 @@ class AggregateState(State):
     total: Tensor = field(init=False)  # (d), float64: the sum of the gradients, which does not drift as a mean would
     table: list[Tensor] | None = field(init=False)  # n of (d): the gradients as they came; None: the workers keep them
     uncounted: set[int] = field(default_factory=set)  # workers without a part in the sum: they left, or have not reported
+    keeps_table: bool = True  # whether the server has the gradients, and not only their sum
     replaced: int = 0  # gradients so far
     table_format: TableFormat = "full"  # gradients as they came, in half the bytes (bfloat16), or in the host's memory
 
     def __post_init__(self) -> None:
         self.total = self.weights.new_zeros(self.weights.shape, dtype=torch.float64)
-        self.table = [torch.zeros_like(self.weights)] * self.workers  # one zero for all, until they report
+        zeros = [torch.zeros_like(self.weights)] * self.workers  # one for all, until they report
+        self.table = zeros if self.keeps_table else None
 
     @property
     def counted(self) -> int:

@@ -39,6 +39,12 @@ class Algorithm(ABC, Generic[S]):
     """How its curves are dashed: "-", "--", ":", "-.", or the lengths of dashes and gaps by turns, such as "5 1 1 1"."""
     marker: ClassVar[str] = "."
     """The marks on its curves, as matplotlib writes them."""
+    keeps: ClassVar[str] = "nothing"
+    """What the server keeps besides the model, in a few words."""
+    needs: ClassVar[str] = "-"
+    """What a user has to know beforehand to set it, in a few words."""
+    wastes: ClassVar[str] = "-"
+    """Which work or time is thrown away, in a few words."""
     away: ClassVar[str] = ""
     """What becomes of a worker that is absent, in a few words. Empty: the method has no ``leave`` and no ``join``."""
     waits: ClassVar[bool] = True

@@ -1,0 +1,93 @@
+"""dualdelay new: a file with a method that runs, to be changed into one's own."""
+
+from __future__ import annotations
+
+import keyword
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from ..algorithms import ALGORITHMS
+from ..core.errors import BadInput, shown
+from ..storage.files import make_folder, write
+from . import shared
+from .shared import Json
+
+TEMPLATE = '''"""TITLE: authors, "paper", year; what is derived and not from the paper."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from dualdelay.core import Arrival, IndependentWorkers, Orders, State, send
+from dualdelay.core.draws import Draws
+from dualdelay.core.settings import whole
+
+
+@dataclass(kw_only=True)
+class CLASSState(State):
+    late: int = 0  # gradients that were too old so far
+
+
+@dataclass(frozen=True)
+class CLASS(IndependentWorkers[CLASSState]):
+    """Vanilla ASGD that halves the step of gradients that are too old."""
+
+    name, title = "NAME", "TITLE"
+    colour, line, marker = "#5B8C5A", "--", "o"
+
+    limit: int = whole(5)
+    """Updates after which a gradient is too old."""
+
+    def init(self, x: Tensor, n: int, rng: Draws) -> CLASSState:
+        return CLASSState(x, n)
+
+    def step(self, s: CLASSState, a: Arrival) -> Orders:
+        too_old = s.version - a.version > self.limit
+        s.late += too_old
+        s.descend(a.value, self.lr / 2 if too_old else self.lr)  # x <- x - lr G
+        return [send(a.worker)]
+'''
+
+
+NEXT = """FILE has a method that runs. Change it, and try it in Python from its folder:
+
+import dualdelay as dd
+from NAME import CLASS
+
+methods = [CLASS(lr=0.05), dd.VanillaASGD(lr=0.05)]
+problem, speeds = dd.Digits(workers=10, alpha=0.1), dd.TruncatedNormalSpeeds(10, std=5.0)
+for name, seed, run in dd.compare(methods, problem, speeds, time=20).ended:
+    print(name, run.metrics.objective[-1])"""
+
+
+def _filled(text: str, name: str) -> str:
+    words = name.split("_")
+    kind, title = "".join(word.capitalize() for word in words), " ".join(words).capitalize()
+    return text.replace("CLASS", kind).replace("NAME", name).replace("TITLE", title)
+
+
+def new(
+    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")], folder: Path = Path(), json: Json = False
+) -> None:
+    """Write a file with a method that runs, to be changed into your own.
+
+    In a clone, for everybody: dualdelay new half_steps --folder src/dualdelay/algorithms; CONTRIBUTING.md has the rest.
+
+    Arguments:
+        name: What the method is to be called on the shell, in small letters, such as half_steps.
+        folder: Where NAME.py is written.
+    """
+    if not name.isidentifier() or not name.islower() or keyword.iskeyword(name):
+        raise BadInput(f"the name is {shown(name)}; expected a word in small letters, such as half_steps.")
+    path = folder / f"{name}.py"
+    if name in ALGORITHMS or path.exists():
+        taken = f"{path} exists" if path.exists() else f"there is a method {name!r}"
+        raise BadInput(f"{taken}; choose another name.")
+    make_folder(folder)
+    write(path, _filled(TEMPLATE, name).encode())
+    shared.make_console(json).print(_filled(NEXT, name).replace("FILE", str(path)))
+    shared.finish(json, "new", file=str(path))
