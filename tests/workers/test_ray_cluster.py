@@ -44,7 +44,7 @@ def cluster():
 
 def test_an_address_where_nobody_is_says_so():
     ray.shutdown()
-    with pytest.raises(dd.BadInput, match=r"nobody answers at 127\.0\.0\.1:9 .*start the cluster there first"):
+    with pytest.raises(dd.BadInput, match=r"no cluster answers at 127\.0\.0\.1:9 .*start the cluster there first"):
         dd.train(dd.DuDe(lr=0.1), dd.Quadratic([[0.0]]), dd.RayFleet(address="127.0.0.1:9"), updates=1)
 
 

@@ -32,7 +32,7 @@ def use_threads(count: int) -> None:
     """From now on torch uses so many threads for what this thread computes, and for no other thread's work.
 
     ``torch.set_num_threads`` alone would also change what threads begin with that torch has not met yet; and a thread that
-    it has not met forgets what it was told at its first computation. So torch meets this thread first, and a new thread
+    it has not met forgets its number at its first computation. So torch meets this thread first, and a new thread
     puts back afterwards what new threads begin with.
     """
     with _counting:
@@ -92,7 +92,7 @@ def using_precision(device: str, precision: str) -> Iterator[None]:
                 f"{_runs_on_gpu[-1]!r}, and torch has one switch for both; wait for that run, or use another process."
             )
         if not _runs_on_gpu:
-            _found[:] = [getattr(place, name) for place, name in _SWITCHES]
+            _switches_before[:] = [getattr(place, name) for place, name in _SWITCHES]
             _set(precision == "tf32", precision == "tf32", True, False)
         _runs_on_gpu.append(precision)
     try:
@@ -101,7 +101,7 @@ def using_precision(device: str, precision: str) -> Iterator[None]:
         with _switching:
             _runs_on_gpu.pop()
             if not _runs_on_gpu:
-                _set(*_found)
+                _set(*_switches_before)
 
 
 _SWITCHES: Any = (
@@ -112,7 +112,7 @@ _SWITCHES: Any = (
 )
 _switching = threading.Lock()
 _runs_on_gpu: list[str] = []  # the precision of each run that is under way
-_found: list[bool] = []  # the switches before the first of them
+_switches_before: list[bool] = []  # the first of them
 
 
 def _set(*values: bool) -> None:

@@ -60,11 +60,11 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
 @lru_cache(maxsize=1)
 def _blas() -> str:
     text = torch.__config__.show()
-    found = [
+    versions = [
         (name, re.search(pattern, text))
         for name, pattern in (("BLAS", r"BLAS_INFO=(\w+)"), ("MKL", r"Library Version (\S+)"), ("oneDNN", r"DNN (v\S+)"))
     ]
-    parts = [f"{name} {match[1]}" for name, match in found if match]
+    parts = [f"{name} {match[1]}" for name, match in versions if match]
     return ", ".join([*parts, *(f"{name}={os.environ[name]}" for name in _SWITCHES if name in os.environ)])
 
 
@@ -80,8 +80,8 @@ def _processor() -> str:
 @lru_cache(maxsize=1)
 def _simd() -> str:
     config = np.show_config(mode="dicts")
-    found = config.get("SIMD Extensions", {}).get("found", []) if isinstance(config, dict) else []
-    return " ".join(found[-1:])
+    instructions = config.get("SIMD Extensions", {}).get("found", []) if isinstance(config, dict) else []
+    return " ".join(instructions[-1:])
 
 
 @lru_cache(maxsize=1)

@@ -149,16 +149,16 @@ def require_room(what: str, size: float, instead: str) -> None:
 
 def require_path(name: str, value: object) -> None:
     """Refuse what cannot be the name of a file or folder."""
-    said = "" if isinstance(value, (str, os.PathLike)) else "a text or a Path"
+    expected = "" if isinstance(value, (str, os.PathLike)) else "a text or a Path"
     try:
         if isinstance(value, (str, os.PathLike)):
             os.lstat(value)
     except ValueError:  # a zero byte, or what the file system's encoding does not have
-        said = "a name without a zero byte, in characters that the file system knows"
+        expected = "a name without a zero byte, in characters that the file system knows"
     except OSError as error:
-        said = "a shorter name" if error.errno == errno.ENAMETOOLONG else ""
-    if said:
-        raise BadInput(f"{name} is {shown(value)}; expected {said}. Choose another name.")
+        expected = "a shorter name" if error.errno == errno.ENAMETOOLONG else ""
+    if expected:
+        raise BadInput(f"{name} is {shown(value)}; expected {expected}. Choose another name.")
 
 
 def require_one_of(name: str, value: object, choices: Sequence[object]) -> None:

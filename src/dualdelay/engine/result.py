@@ -194,7 +194,7 @@ def _is_fault(event: Mapping[str, Any]) -> bool:
 
 def troubles(events: Sequence[Mapping[str, Any]]) -> list[str]:
     """A sentence for each worker and each kind of thing that went wrong with it, with the first cause."""
-    said = {
+    verbs = {
         "crashed": "its process was lost {}",
         "failed": "its gradient raised {}",
         "rejected": "its gradient was rejected {}",
@@ -202,15 +202,15 @@ def troubles(events: Sequence[Mapping[str, Any]]) -> list[str]:
         "frozen": "it was frozen {}",
         "late": "its job was late {}",
     }
-    found: dict[tuple[int, str], list[Mapping[str, Any]]] = {}
+    faults: dict[tuple[int, str], list[Mapping[str, Any]]] = {}
     for event in filter(_is_fault, events):
-        found.setdefault((event["worker"], event["kind"]), []).append(event)
+        faults.setdefault((event["worker"], event["kind"]), []).append(event)
     sentences = []
-    for (worker, kind), some in sorted(found.items()):
-        first, count = some[0], len(some)
+    for (worker, kind), alike in sorted(faults.items()):
+        first, count = alike[0], len(alike)
         times = f"at time {first['time']:.4g}" if count == 1 else f"{count} times, first at time {first['time']:.4g}"
         cause = (first.get("text") or "").strip().splitlines()[-1:]  # of a traceback the last line says what it was
-        sentences.append(f"worker {worker}: {said[kind].format(times)}{f': {cause[0]}' if cause else ''}")
+        sentences.append(f"worker {worker}: {verbs[kind].format(times)}{f': {cause[0]}' if cause else ''}")
     return sentences
 
 

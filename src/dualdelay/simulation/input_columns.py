@@ -84,8 +84,8 @@ def _cells(path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
     except UnicodeError:
         raise BadInput(f"{path} holds bytes that are no UTF-8; save it as UTF-8, or as plain ASCII.") from None
     except (OSError, ValueError, OverflowError, pa.ArrowException) as error:
-        said = (str(error) or type(error).__name__).splitlines()[0]
-        raise BadInput(f"{path} is damaged or no {kind[1:]} file ({said}).") from None
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise BadInput(f"{path} is damaged or no {kind[1:]} file ({reason}).") from None
 
 
 def _number(path: Path, row: int, name: str, cell: Any) -> float:
@@ -110,5 +110,5 @@ def whole(path: Path, row: int, name: str, value: float) -> int:
 
 def wrong(path: Path, row: int, name: str, value: object, expected: str) -> BadInput:
     """What is wrong with a cell; rows are counted from 1, the names of the columns not among them."""
-    said = "empty" if value != value else shown(value)
-    return BadInput(f"{path}, row {row + 1}: {name} is {said}; expected {expected}.")
+    given = "empty" if value != value else shown(value)
+    return BadInput(f"{path}, row {row + 1}: {name} is {given}; expected {expected}.")

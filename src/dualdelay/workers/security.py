@@ -32,14 +32,14 @@ def is_loopback(address: str) -> bool:
 
 
 def require_answer(address: str) -> None:
-    """Refuse an address where nobody listens; Ray would try for minutes."""
+    """Refuse an address that does not answer; Ray would try for minutes."""
     host, port = split(address)
     if port is not None:
         try:
             socket.create_connection((host, port), timeout=10).close()
         except OSError as error:
             raise BadInput(
-                f"nobody answers at {address} ({error}); start the cluster there first (ray start --head), or leave the "
+                f"no cluster answers at {address} ({error}); start the cluster there first (ray start --head), or leave the "
                 "address out to start Ray on this machine."
             ) from None
 
@@ -79,20 +79,20 @@ def require_secure(address: str, insecure: bool) -> None:
     )
 
 
-def require_here(wanted: str, found: str) -> None:
+def require_here(wanted: str, actual: str) -> None:
     """Refuse a Ray that was to stay on this machine and has not."""
-    if is_loopback(wanted) and not is_loopback(found):
+    if is_loopback(wanted) and not is_loopback(actual):
         raise BadInput(
-            f"Ray was to stay on {wanted} and is at {found}, where others can reach it. Start it by hand (ray start --head "
+            f"Ray was to stay on {wanted} and is at {actual}, where others can reach it. Start it by hand (ray start --head "
             "--node-ip-address=127.0.0.1) and give its address."
         )
 
 
-def require_same_ray(wanted: str | None, found: str, insecure: bool) -> None:
+def require_same_ray(wanted: str | None, actual: str, insecure: bool) -> None:
     """Refuse a Ray that the user's program has connected to, if it is another or open to strangers."""
-    if wanted not in (None, "auto", found):
+    if wanted not in (None, "auto", actual):
         raise BadInput(
-            f"this program is connected to Ray at {found} already, and the fleet's address is {wanted}; call "
+            f"this program is connected to Ray at {actual} already, and the fleet's address is {wanted}; call "
             "ray.shutdown() first, or leave the address out."
         )
-    require_secure(found, insecure)
+    require_secure(actual, insecure)
