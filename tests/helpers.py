@@ -50,6 +50,17 @@ def unlike(n: int, d: int = 1, **options: Any) -> dd.Quadratic:
     return dd.Quadratic([[float((7 * i + 3 * k) % 11 - 4) for k in range(d)] for i in range(n)], **options)
 
 
+CENTERS = [[0.0, 1.0], [6.0, 0.0], [-3.0, 2.0]]
+MATRICES = [1.0, [[2.0, 0.5], [0.5, 1.0]], [[0.5, -1.0], [-1.0, 4.0]]]  # curvatures that differ between workers
+
+
+def matrices(problem: dd.Quadratic) -> Tensor:
+    """Each worker's Hessian."""
+    a = torch.tensor(problem.settings["curvatures"], dtype=torch.float64)
+    d = len(problem.start(0))
+    return a[:, None, None] * torch.eye(d, dtype=torch.float64) if a.ndim == 1 else a
+
+
 def archive(algorithm: dd.Algorithm[Any], problem: dd.Problem, speeds: dd.SpeedModel, **options: Any) -> Any:
     """A run, and a copy of the model of each version."""
     models = [problem.start(0)]

@@ -34,6 +34,18 @@ def differences(a: dd.Run | dict[str, Any], b: dd.Run | dict[str, Any]) -> list[
     return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
 
 
+def seen(run: dd.Run) -> dict[str, Any]:
+    """What a loaded run, finished or not, says of its weights, tables and end."""
+    tables = {"trace": run.trace, "metrics": run.metrics, "workers": run.workers}
+    columns = {f"{kind} {name}": table[name].tobytes() for kind, table in tables.items() for name in table}
+    return {"x": run.x.tolist(), "ended": run.ended, "best": run.best and run.best.value, **columns}
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 class Killed(BaseException):
     """What stands for a kill: whatever is on disk when it is raised is all that is left."""
 
@@ -182,6 +194,7 @@ class Scenario:
             self.run(folder=folder, watch=(kill_at(count),), **options)
 
 
+usual = Scenario(dd.DuDe(LR, memory="workers"))  # a run of 24 updates
 centers = [[0.0, 1.0], [6.0, 0.0], [2.0, 2.0]]
 three = dd.speeds.ExponentialSpeeds([0.5, 1.0, 2.0], seed=5)
 moves = (dd.speeds.join(3, 2.5), dd.speeds.leave(1, 4.0), dd.speeds.join(1, 7.0), dd.speeds.leave(0, 9.0))

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import shlex
-import time
+import threading
 
 import numpy as np
 import pytest
@@ -33,19 +33,28 @@ def call(*arguments):
     return 0
 
 
-def strict(text):
+@pytest.fixture
+def advised(inside, capsys):
+    """What the command prints with --json, which must be strict JSON on one line, and as ``page`` the rest."""
+
     def refuse(constant):
         raise AssertionError(f"{constant} is no JSON")
 
-    return json.loads(text, parse_constant=refuse)
+    def values(*arguments, code=0):
+        assert call(*arguments, "--json") == code
+        done = capsys.readouterr()
+        assert len(done.out.strip().splitlines()) == 1
+        return {**json.loads(done.out, parse_constant=refuse), "page": done.err}
+
+    return values
 
 
 def clusters(n, apart, curvature=1.0, noise=0.1):
-    """Workers whose minima lie so far apart, around one that is ten away from the start."""
+    """Workers whose minima lie so far from ten, on either side of it; the start is at zero."""
     return dd.Quadratic([[10.0 + apart * (-1) ** i] for i in range(n)], curvatures=[curvature] * n, noise=noise)
 
 
-# what is said
+# ---------------------------------------------------------------------------------------------------- what is advised
 
 
 def test_every_number_is_the_one_that_was_measured():
@@ -54,10 +63,11 @@ def test_every_number_is_the_one_that_was_measured():
     assert advice.staleness == tuple(delays(speeds, c, most=20_000) for c in (1, 2, 3))
     assert advice.constants == constants(problem, problem.start(0))
     assert advice.wait_for == max(row.wait_for for row in advice.staleness if row.idle_share <= IDLE) == 2
-    made = advice.chosen
-    assert advice.lr == round_to(KAPPA / made.tau_avg) and advice.lr_async == round_to(KAPPA / advice.staleness[0].tau_avg)
-    assert advice.updates == round(100.0 * made.updates_per_second)
-    known = (1.0, 18.0, problem.noise**2, made.tau_max, 3)  # L, the gap 1/2 6^2, sigma^2 in one dimension
+    chosen = advice.chosen
+    assert advice.lr == round_to(KAPPA / chosen.tau_avg)
+    assert advice.lr_async == round_to(KAPPA / advice.staleness[0].tau_avg)
+    assert advice.updates == round(100.0 * chosen.updates_per_second)
+    known = (1.0, 18.0, problem.noise**2, chosen.tau_max, 3)  # L, the gap 1/2 6^2, sigma^2 in one dimension
     assert advice.theory_lr == pytest.approx(step_size(*known, advice.updates))
     assert advice.horizon == pytest.approx(horizon(*known))
     assert advice.smaller == advice.lr / advice.theory_lr
@@ -69,7 +79,7 @@ def test_every_number_is_the_one_that_was_measured():
 
 
 @pytest.mark.parametrize("n", [1, 2, 6, 7, 10, 30, 100])
-def test_the_rows_end_with_everybody(n):
+def test_the_rows_end_with_all_workers(n):
     rows = rows_for(n)
     assert rows == sorted(set(rows)) and rows[0] == 1 and rows[-1] == n and len(rows) <= 11
     assert n > 6 or rows == list(range(1, n + 1))
@@ -82,24 +92,21 @@ def test_nearly_equal_speeds_call_for_synchronous_sgd():
     assert advise(clusters(1, 5.0), dd.FixedSpeeds([3.0])).method == "sync", "one worker waits for nobody"
 
 
-def test_like_data_call_for_vanilla_and_unlike_data_for_dude():
+def test_homogeneous_data_call_for_vanilla_and_heterogeneous_data_for_dude():
     speeds = dd.FixedSpeeds([1.0, 3.0, 7.0, 9.0])
-    like, unlike = advise(clusters(4, 0.2), speeds), advise(clusters(4, 20.0), speeds)
-    assert (like.method, like.wait_for, like.lr) == ("vanilla", 1, like.lr_async)
-    assert unlike.method == "dude" and unlike.pull > 0.1 > like.pull
-    assert f"{unlike.pull:.2g}" in " ".join(unlike.reasons) and f"{like.pull:.2g}" in " ".join(like.reasons)
-    assert like.even == unlike.even < 0.8
+    near, far = advise(clusters(4, 0.2), speeds), advise(clusters(4, 20.0), speeds)
+    assert (near.method, near.wait_for, near.lr) == ("vanilla", 1, near.lr_async)
+    assert far.method == "dude" and far.pull > 0.1 > near.pull
+    assert f"{far.pull:.2g}" in " ".join(far.reasons) and f"{near.pull:.2g}" in " ".join(near.reasons)
+    assert near.even == far.even < 0.8
 
 
-def test_unlikeness_that_shows_only_later_counts():
+def test_heterogeneity_that_shows_only_later_counts():
     # at zero all workers' gradients are alike; their solutions are not
-    problem, speeds = (
-        dd.problems.Logistic(workers=10, heterogeneity=3.0, seed=1),
-        dd.TruncatedNormalSpeeds(10, std=5.0, seed=1),
-    )
-    advice = advise(problem, speeds, seed=1)
-    first = sum(each.value for each in advice.constants.heterogeneity)
-    assert sum(each.value for each in advice.later.heterogeneity) > 10 * first
+    problem = dd.problems.Logistic(workers=10, heterogeneity=3.0, seed=1)
+    advice = advise(problem, dd.TruncatedNormalSpeeds(10, std=5.0, seed=1), seed=1)
+    first, later = (sum(zeta.value for zeta in at.heterogeneity) for at in (advice.constants, advice.later))
+    assert later > 10 * first
     assert advice.method == "dude" and advice.pull > 0.1
 
 
@@ -163,7 +170,7 @@ def test_a_loss_that_is_not_finite_leaves_the_delays():
     assert any("a trial run failed" in text for text in advice.missing)
 
 
-# the command
+# -------------------------------------------------------------------------------------------------------- the command
 
 
 def test_the_page(inside, capsys):
@@ -183,102 +190,89 @@ def test_the_page(inside, capsys):
     assert len(out.splitlines()) < 45, "it is one page"
 
 
-def test_the_commands_it_names_work(inside, capsys):
-    assert call("--problem", QUADRATIC, "--speeds", UNEVEN, "--time", "20", "--seed", "3", "--json") == 0
-    out = capsys.readouterr().out
-    assert len(out.strip().splitlines()) == 1, "with --json standard output is one line"
-    told = strict(out)
-    assert len(told["commands"]) == 2 and "--seed 3" in told["commands"][0] and "--seeds 3" in told["commands"][1]
-    for command in told["commands"]:
+def test_the_commands_it_names_work(advised, capsys):
+    train, compare = advised("--problem", QUADRATIC, "--speeds", UNEVEN, "--time", "20", "--seed", "3")["commands"]
+    assert "--seed 3" in train and "--seeds 3" in compare
+    for command in (train, compare):
         main(shlex.split(command)[1:])
         assert "objective" in capsys.readouterr().out
 
 
-def test_json_holds_the_advice(inside, capsys):
-    assert call("--problem", QUADRATIC, "--speeds", UNEVEN, "--updates", "300", "--json", "--folder", "here") == 0
-    done = capsys.readouterr()
-    told = strict(done.out)
+def test_json_holds_the_advice(advised, inside):
+    values = advised("--problem", QUADRATIC, "--speeds", UNEVEN, "--updates", "300", "--folder", "here")
     advice = advise(parse("problem", QUADRATIC), dd.FixedSpeeds([1.0, 2.0, 4.0]), updates=300)
     for name in ("workers", "method", "wait_for", "lr", "lr_async", "updates", "theory_lr", "horizon", "even", "pull"):
-        assert told[name] == getattr(advice, name), name
-    assert told["updates"] == 300 and told["figure"] == "here/advise.png"
-    assert [row["tau_max"] for row in told["table"]] == [row.tau_max for row in advice.staleness]
-    assert [each["value"] for each in told["constants"]["heterogeneity"]] == [36.0, 0.0, 36.0]
-    assert told["missing"] == [] and told["reasons"] == list(advice.reasons)
-    assert "What suits" in done.err and not (inside / "runs").exists()
+        assert values[name] == getattr(advice, name), name
+    assert values["updates"] == 300 and values["figure"] == "here/advise.png"
+    assert [row["tau_max"] for row in values["table"]] == [row.tau_max for row in advice.staleness]
+    assert [zeta["value"] for zeta in values["constants"]["heterogeneity"]] == [36.0, 0.0, 36.0]
+    assert values["missing"] == [] and values["reasons"] == list(advice.reasons)
+    assert "What suits" in values["page"] and not (inside / "runs").exists()
 
 
-def test_json_is_strict_where_nothing_is_known(inside, capsys):
+def test_json_is_strict_where_a_number_is_infinite(advised):
     quiet = "quadratic[centers=[[0.0],[6.0]],noise=0.0]"
-    assert call("--problem", quiet, "--speeds", "fixed[times=[1,9]]", "--json") == 0
-    assert strict(capsys.readouterr().out)["horizon"] is None, "it is infinite"
+    assert advised("--problem", quiet, "--speeds", "fixed[times=[1,9]]")["horizon"] is None
 
 
-def test_digits_from_the_shell(inside, capsys):
-    assert call("--problem", "digits[workers=4,alpha=0.1]", "--speeds", "truncated_normal[std=5]", "--json") == 0
-    told = strict(capsys.readouterr().out)
+def test_digits_from_the_shell(advised):
+    values = advised("--problem", "digits[workers=4,alpha=0.1]", "--speeds", "truncated_normal[std=5]")
     problem = dd.Digits(workers=4, alpha=0.1, seed=0)
     found = constants(problem, problem.start(0))
-    assert told["constants"]["gradient"]["value"] == found.gradient.value
-    assert [each["value"] for each in told["constants"]["heterogeneity"]] == [each.value for each in found.heterogeneity]
-    assert told["lr"] == round_to(
-        KAPPA / (max(1.0, found.smoothness.value) * told["table"][told["wait_for"] - 1]["tau_avg"])
-    )
+    assert values["constants"]["gradient"]["value"] == found.gradient.value
+    zetas = [zeta["value"] for zeta in values["constants"]["heterogeneity"]]
+    assert zetas == [zeta.value for zeta in found.heterogeneity]
+    tau_avg = values["table"][values["wait_for"] - 1]["tau_avg"]
+    assert values["lr"] == round_to(KAPPA / (max(1.0, found.smoothness.value) * tau_avg))
 
 
-def test_a_recorded_run_is_its_problem_its_times_and_its_last_model(inside, capsys):
+def test_a_recorded_run_gives_its_problem_its_times_and_its_last_model(advised):
     problem, speeds = parse("problem", QUADRATIC), dd.speeds.LognormalSpeeds([1.0, 2.0, 4.0])
     run = dd.simulate(dd.VanillaASGD(0.05), problem, speeds, updates=80, folder="first")
-    assert call("--run", "first", "--json") == 0
-    told = strict(capsys.readouterr().out)
+    values = advised("--run", "first")
     advice = advise(problem, measured(run.trace, 3), later=run.x)
-    assert (told["lr"], told["pull"], told["method"]) == (advice.lr, advice.pull, advice.method)
-    assert told["table"][0]["tau_max"] == advice.staleness[0].tau_max
-    there = constants(problem, run.x)
-    assert told["later"]["gradient"]["value"] == pytest.approx(there.gradient.value)
-    assert [each["value"] for each in told["later"]["heterogeneity"]] == pytest.approx(
-        [e.value for e in there.heterogeneity]
-    )
-    assert "--speeds 'lognormal[means=[1.0,2.0,4.0]]'" in told["commands"][0]
+    assert (values["lr"], values["pull"], values["method"]) == (advice.lr, advice.pull, advice.method)
+    assert values["table"][0]["tau_max"] == advice.staleness[0].tau_max
+    end, later = constants(problem, run.x), values["later"]
+    assert later["gradient"]["value"] == pytest.approx(end.gradient.value)
+    assert [zeta["value"] for zeta in later["heterogeneity"]] == pytest.approx([zeta.value for zeta in end.heterogeneity])
+    assert "--speeds 'lognormal[means=[1.0,2.0,4.0]]'" in values["commands"][0]
 
 
-def test_a_run_of_a_problem_of_ones_own_is_read_as_far_as_it_goes(inside, capsys):
+def test_a_run_of_a_user_s_own_problem_or_speeds_is_read_as_far_as_possible(advised):
     class Own(dd.Quadratic):
         pass
-
-    dd.simulate(dd.DuDe(0.05), Own([[0.0], [6.0]]), dd.FixedSpeeds([1.0, 3.0]), updates=40, folder="own")
-    assert call("--run", "own", "--json") == 2
-    done = capsys.readouterr()
-    told = strict(done.out)
-    assert told["table"][0]["tau_max"] == delays(dd.FixedSpeeds([1.0, 3.0])).tau_max
-    assert told["constants"] is None and told["commands"] == [] and "cannot be built from its name" in told["missing"][0]
 
     class Slow(dd.FixedSpeeds):
         pass
 
+    dd.simulate(dd.DuDe(0.05), Own([[0.0], [6.0]]), dd.FixedSpeeds([1.0, 3.0]), updates=40, folder="own")
+    values = advised("--run", "own", code=2)
+    assert values["table"][0]["tau_max"] == delays(dd.FixedSpeeds([1.0, 3.0])).tau_max
+    assert values["constants"] is None and values["commands"] == []
+    assert "cannot be built from its name" in values["missing"][0]
     dd.simulate(dd.DuDe(0.05), dd.Quadratic([[0.0], [6.0]]), Slow([1.0, 3.0]), updates=40, folder="slow")
-    assert call("--run", "slow", "--json") == 0, "the speeds have no name, but the times are recorded"
-    assert strict(capsys.readouterr().out)["commands"][0].startswith("dd.train(dd.DuDe(lr=")
+    # these speeds have no name, but the times are recorded
+    assert advised("--run", "slow")["commands"][0].startswith("dd.train(dd.DuDe(lr=")
 
 
-def test_who_never_reported_in_a_run_is_named(inside, capsys):
+def test_a_worker_that_never_reported_in_a_run_is_named(inside, capsys):
     problem = parse("problem", QUADRATIC)
     dd.simulate(dd.VanillaASGD(0.05), problem, dd.FixedSpeeds([1.0, 2.0, 900.0]), updates=20, folder="first")
     assert call("--run", "first") == 2
-    done = capsys.readouterr()
-    assert "not known: the run's times could not be measured: worker 2 never reported" in done.out
-    assert "how heterogeneous the workers are" in done.out, "the rest of the page is there"
+    page = capsys.readouterr().out
+    assert "not known: the run's times could not be measured: worker 2 never reported" in page
+    assert "how heterogeneous the workers are" in page, "the rest of the page is there"
 
 
-def test_real_workers_that_have_not_run_yet(inside, capsys):
-    assert call("--problem", QUADRATIC, "--speeds", "unknown", "--json") == 0
-    told = strict(capsys.readouterr().out)
-    assert told["table"] == [] and told["figure"] is None and "train for a minute" in told["missing"][0]
-    assert told["commands"] == [f"dualdelay train 'dude[lr=0.15]' --problem '{QUADRATIC}' --fleet ray --time 60"]
+def test_real_workers_that_have_not_run_yet(advised):
+    values = advised("--problem", QUADRATIC, "--speeds", "unknown")
+    assert values["table"] == [] and values["figure"] is None and "train for a minute" in values["missing"][0]
+    assert values["commands"] == [f"dualdelay train 'dude[lr=0.15]' --problem '{QUADRATIC}' --fleet ray --time 60"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said", "rest"),
+    ("arguments", "message", "rest"),
     [
         (("--problem", QUADRATIC, "--speeds", "fixd"), "did you mean 'fixed'?", "how heterogeneous the workers are"),
         (("--problem", QUADRATIC, "--speeds", "fixed[times=[1,2]]"), "speeds are given for 2 workers", "distance at first"),
@@ -290,22 +284,26 @@ def test_real_workers_that_have_not_run_yet(inside, capsys):
         (("--time", "-1"), "time is -1", ""),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line_after_the_rest_of_the_page(inside, capsys, arguments, said, rest):
+def test_an_error_is_one_line_after_the_rest_of_the_page(inside, capsys, arguments, message, rest):
     assert call(*arguments) == 2
     done = capsys.readouterr()
-    assert said in done.err and len(done.err.strip().splitlines()) == 1
-    assert rest in done.out and (not rest or said in done.out) and "Traceback" not in done.err
+    assert message in done.err and len(done.err.strip().splitlines()) == 1
+    assert rest in done.out and (not rest or message in done.out) and "Traceback" not in done.err
 
 
-def test_a_long_measurement_shows_that_it_goes_on():
-    seen = []
-    with _ticking(lambda share, text: seen.append((share, text))) as ticks:
+def test_a_long_measurement_repeats_its_report():
+    repeated = threading.Event()
+
+    def report(share, text):
+        if (share, text) == (0.25, "measuring"):
+            repeated.set()
+
+    with _ticking(report) as ticks:
         ticks(0.25, "measuring")
-        time.sleep(0.7)
-    assert seen and set(seen) == {(0.25, "measuring")}
+        assert repeated.wait(60)
 
 
-def test_no_worker_is_too_many(inside, capsys):
+def test_of_many_workers_the_most_heterogeneous_are_shown(inside, capsys):
     centers = np.linspace(0.0, 9.0, 14)[:, None].tolist()
     times = ",".join(str(1 + k % 5) for k in range(14))
     assert call("--problem", f"quadratic[centers={centers},noise=0.1]", "--speeds", f"fixed[times=[{times}]]") == 0

@@ -1,4 +1,4 @@
-"""How stale gradients will be: the laws of the prediction, and what it says of input that cannot be."""
+"""How stale gradients will be: the prediction against runs, its laws, and the input that it refuses."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 import dualdelay as dd
 from dualdelay.engine.delays import delay_grids
 from dualdelay.engine.trace import Trace
-from dualdelay.theory.staleness import delays, measured, tau_avg, tau_max
+from dualdelay.theory.staleness import Staleness, delays, measured, tau_avg, tau_max
 from helpers import few, rounding, times, unlike
+from own import Scenario
 
 SPEEDS = {
     "fixed": dd.FixedSpeeds([1.0, 2.0, 4.0]),
@@ -21,6 +22,11 @@ SPEEDS = {
     "random": dd.speeds.ExponentialSpeeds([1.0, 2.0, 3.0, 1.0]),
     "bursts": dd.speeds.BurstySpeeds(dd.FixedSpeeds([1.0, 1.5, 3.0]), factor=20.0),
 }
+
+
+def mean_delay(found: Staleness) -> float:
+    """The mean model delay of all arrivals."""
+    return sum(share * mean for share, mean in zip(found.shares, found.arrival_mean, strict=True))
 
 
 @pytest.mark.parametrize("name", SPEEDS)
@@ -45,12 +51,12 @@ def test_a_prediction_is_what_a_run_of_that_length_has(name, c):
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 8])
 def test_round_robin_and_waiting_for_all(n):
-    one, everybody = delays(dd.FixedSpeeds([1.0] * n)), delays(dd.FixedSpeeds([1.0] * n), n)
+    one, all_workers = delays(dd.FixedSpeeds([1.0] * n)), delays(dd.FixedSpeeds([1.0] * n), n)
     assert one.tau_max == 2 * n - 1 == tau_max([1.0] * n)
     assert set(one.arrival_max) == {n}
     assert tau_avg([1.0] * n) == 1.5 * n - 0.5
-    assert (everybody.tau_max, everybody.tau_avg) == (1, 1.0)
-    assert everybody.updates == 20 and not everybody.notes
+    assert (all_workers.tau_max, all_workers.tau_avg) == (1, 1.0)
+    assert all_workers.updates == 20 and not all_workers.notes
     long = delays(dd.FixedSpeeds([1.0] * n), updates=250 * n)
     assert long.tau_avg == pytest.approx(1.5 * n - 0.5, rel=0.01)  # but for the first updates
 
@@ -68,8 +74,8 @@ def test_laws_of_fixed_speeds(seconds, wait_for):
     assert found.arrivals_per_second == pytest.approx(c * found.updates_per_second)
     assert found.idle_share == pytest.approx(np.mean(found.idle))
     if c == 1:
-        weighted = sum(share * mean for share, mean in zip(found.shares, found.arrival_mean, strict=True))
-        assert weighted <= n  # I-6: n, less what is in flight at the end and the first n, which are fresh
+        # n in the long run (the next test); fewer here, since n jobs are in flight at the end and the first are fresh
+        assert 1 <= mean_delay(found) <= n
         assert found.idle == (0.0,) * n
     if c == n:
         assert (found.tau_max, found.tau_avg) == (1, 1.0)
@@ -79,15 +85,12 @@ def test_laws_of_fixed_speeds(seconds, wait_for):
 
 def test_the_mean_delay_of_arrivals_is_the_number_of_workers():
     for speeds in (dd.TruncatedNormalSpeeds(10, std=5.0, seed=1), dd.speeds.ExponentialSpeeds([1.0] * 10)):
-        found = delays(speeds, updates=3000)
-        mean = sum(share * mean for share, mean in zip(found.shares, found.arrival_mean, strict=True))
-        assert mean == pytest.approx(10, rel=0.02)
+        assert mean_delay(delays(speeds, updates=3000)) == pytest.approx(10, rel=0.02)
 
 
 def test_the_times_of_waiting_can_be_counted_by_hand():
-    # seconds 1, 2, 4 and two at a time: after the first update at 4, workers 0 and 1 meet at 6, both begin again, and so on
     found = delays(dd.FixedSpeeds([1.0, 2.0, 4.0]), 2, updates=3)
-    # updates at 4, 6 (0, 1), then 0 at 7 and 1 or 2 at 8: of two at once who was sent first, which is worker 2
+    # updates at 4 (all workers), 6 (0 and 1) and 8: 0 came at 7, and of 1 and 2, which both come at 8, 2 was sent first
     assert found.updates_per_second == pytest.approx(2 / 4)
     assert found.idle == pytest.approx([(1 + 1) / 4, 0.0, 0.0])
     assert found.shares == pytest.approx([3 / 7, 2 / 7, 2 / 7])
@@ -102,7 +105,7 @@ def test_the_closed_forms_are_as_near_as_they_say():
         mean.append(tau_avg(seconds) / found.tau_avg)
     assert min(largest) > 0.8 and max(largest) <= 1.001
     assert min(mean) > 0.99 and max(mean) < 1.02
-    assert tau_max([1.0, 2.0, 4.0]) == 13.0  # I-5's neighbour: 7 updates in 4 seconds
+    assert tau_max([1.0, 2.0, 4.0]) == 13.0  # the slowest worker's 4 seconds have 7 updates: 2 * 7 - 1
 
 
 def test_without_a_length_the_slowest_worker_reports_twenty_times():
@@ -115,7 +118,7 @@ def test_a_worker_that_hardly_reports_is_noted():
     found = delays(dd.FixedSpeeds([1.0, 1000.0]), most=500)
     assert found.arrivals == 500 and found.tau_max > 400
     assert len(found.notes) == 1 and "worker 1 made 1 of the 500 arrivals" in found.notes[0]
-    assert not delays(dd.FixedSpeeds([1.0, 1000.0]), updates=600).notes, "who says how long means it"
+    assert not delays(dd.FixedSpeeds([1.0, 1000.0]), updates=600).notes, "a length that is given is meant"
 
 
 METHODS = {
@@ -140,15 +143,11 @@ def test_times_are_measured_whatever_the_method(name):
 
 
 def test_messages_count_as_time_and_absence_does_not():
-    link = dd.speeds.Link(latency=0.25)
-    run = dd.simulate(
-        dd.DuDe(0.01, 2), unlike(3), dd.SimulatedFleet(dd.FixedSpeeds([1.0, 2.0, 4.0]), link=link), updates=40
-    )
+    fleet = dd.SimulatedFleet(SPEEDS["fixed"], link=dd.speeds.Link(latency=0.25))
+    run = dd.simulate(dd.DuDe(0.01, 2), unlike(3), fleet, updates=40)
     assert [row[0] for row in measured(run.trace).times] == pytest.approx([1.5, 2.5, 4.5])
     changes = [dd.speeds.leave(1, 7.5), dd.speeds.join(1, 20.25)]
-    away = dd.simulate(
-        dd.DuDe(0.01), unlike(3), dd.SimulatedFleet(dd.FixedSpeeds([1.0, 2.0, 4.0]), changes=changes), time=60.0
-    )
+    away = dd.simulate(dd.DuDe(0.01), unlike(3), dd.SimulatedFleet(SPEEDS["fixed"], changes=changes), time=60.0)
     assert max(measured(away.trace).times[1]) == pytest.approx(2.0)
 
 
@@ -162,19 +161,12 @@ def test_a_run_its_trace_and_its_folder_say_the_same(tmp_path):
 
 
 def test_a_run_that_is_not_finished_is_read_up_to_its_checkpoint(tmp_path):
-    class Enough(Exception):
-        pass
-
-    def stop(state, arrival):
-        if state.version == 30:
-            raise Enough
-
-    with pytest.raises(Enough):
-        dd.simulate(dd.DuDe(0.01), unlike(3), SPEEDS["fixed"], updates=60, watch=[stop], folder=tmp_path / "a")
-    assert delays(tmp_path / "a", updates=20) == delays(SPEEDS["fixed"], updates=20)
-    (tmp_path / "a" / "config.json").unlink()
-    with pytest.raises(dd.BadInput, match="is not the folder of a run"):
-        delays(tmp_path / "a")
+    for name, arrivals in (("early", 10), ("later", 40)):
+        scenario = Scenario(dd.DuDe(0.01), unlike(3), SPEEDS["fixed"], updates=60, checkpoint_every=30)
+        scenario.killed(tmp_path / name, arrivals)
+    with pytest.raises(dd.BadInput, match="has saved nothing yet; go on with it: dualdelay resume"):
+        delays(tmp_path / "early")
+    assert delays(tmp_path / "later", updates=20) == delays(SPEEDS["fixed"], updates=20)
 
 
 def test_a_folder_whose_problem_cannot_be_built_is_read_all_the_same(tmp_path):
@@ -187,7 +179,7 @@ def test_a_folder_whose_problem_cannot_be_built_is_read_all_the_same(tmp_path):
     assert len(found.notes) == 1 and "cannot be built" in found.notes[0]
 
 
-def test_who_never_reported_is_named():
+def test_a_worker_that_never_reported_is_named():
     run = dd.simulate(dd.VanillaASGD(0.01), unlike(3), dd.FixedSpeeds([1.0, 2.0, 500.0]), updates=10)
     with pytest.raises(dd.BadInput, match="worker 2 never reported in the recorded run"):
         delays(run)
@@ -200,12 +192,12 @@ def test_who_never_reported_is_named():
 
 
 @pytest.mark.parametrize("wait_for", [0, 4, -1, 1.5, True, "2", None])
-def test_numbers_of_workers_to_wait_for_that_cannot_be(wait_for):
+def test_a_wrong_number_of_workers_to_wait_for_is_refused(wait_for):
     with pytest.raises(dd.BadInput, match=r"wait_for \(with 3 workers\) is .*; expected a whole number, 1\.\.3\."):
         delays(SPEEDS["fixed"], wait_for)
 
 
-def test_other_input_that_cannot_be(tmp_path):
+def test_other_wrong_input_is_refused(tmp_path):
     for speeds in (None, [1.0, 2.0], 3, dd.DuDe(0.1)):
         with pytest.raises(dd.BadInput, match=r"expected a dd\.SpeedModel, .* or something recorded"):
             delays(speeds)

@@ -22,8 +22,7 @@ from ..engine.result import Run
 from ..runs.names import label, parameters
 from ..runs.sweep import Sweep
 from ..theory.advice import KAPPA, Advice, Later
-from ..theory.constants import Constants
-from ..theory.survey import Estimate
+from ..theory.constants import Constants, Estimate
 
 _MOST_RANKED = 4  # methods that the sentence about a comparison names beside the best
 _MOST_WORKERS = 30  # rows in the table of a run's workers

@@ -1,7 +1,7 @@
-"""Files that are whole or not there, and that know when they are damaged.
+"""Files that appear whole or not at all, and that show when they are damaged.
 
-Safetensors for tensors, Parquet for tables, JSON for the rest, nothing pickled. What a run keeps carries a digest of what
-it says, which is checked before it is believed.
+Tensors are saved as safetensors, tables as Parquet, everything else as JSON; nothing is pickled. Every file of a run has in
+it a digest of its content, which is checked when the file is read.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,88 +22,108 @@ from torch import Tensor
 
 from ..core.errors import BadInput, NotSaved
 
+INTACT = "What was saved before is intact"
+
+
+class Missing(BadInput):
+    """There is no such file."""
+
 
 class Damaged(BadInput):
-    """A file does not say what was written into it."""
+    """A file does not hold what was written into it."""
+
+
+def report_damage(message: str, reports: list[str] | None) -> None:
+    """Raise Damaged, or add the message to the reports of a caller that reads damaged files on purpose."""
+    if reports is None:
+        raise Damaged(message)
+    reports.append(message)
+
+
+@contextmanager
+def disk_errors(action: str, advice: str) -> Iterator[None]:
+    """Raise an OSError anew as NotSaved, which says what could not be done and gives the advice."""
+    try:
+        yield
+    except OSError as error:
+        raise NotSaved(f"could not {action} ({error.strerror}). {advice}") from error
 
 
 def write(path: Path, data: bytes) -> None:
     """Put a file in place at once and for good: a reader sees the old one or the new one, also after a loss of power."""
     temporary = path.with_name(f".{path.name}.part")
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    with disk_errors(f"write {path}", f"{INTACT}; make room or choose another folder, then resume."):
         try:
-            rest = memoryview(data)
-            while rest:
-                rest = rest[os.write(descriptor, rest) :]
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        temporary.replace(path)
-        sync_folder(path.parent)
-    except OSError as error:
-        with suppress(OSError):  # on a disk that turned read-only it stays
-            temporary.unlink(missing_ok=True)
-        raise NotSaved(
-            f"could not write {path} ({error.strerror}). What was saved before is intact; make room or choose another "
-            "folder, then resume."
-        ) from error
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+            try:
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[os.write(descriptor, rest) :]
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            temporary.replace(path)
+            sync_folder(path.parent)
+        except OSError:
+            with suppress(OSError):  # on a disk that turned read-only it stays
+                temporary.unlink(missing_ok=True)
+            raise
 
 
 def read(path: Path) -> bytes:
-    """The bytes of a file; one that is there and cannot be read now is no damage."""
-    try:
-        return path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        raise
-    except OSError as error:
-        raise NotSaved(f"could not read {path} ({error.strerror}). Nothing was changed; try again.") from error
+    """The bytes of a file; a file that exists and cannot be read now is not taken for damaged."""
+    with disk_errors(f"read {path}", "Nothing was changed; try again."):
+        try:
+            return path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            raise Missing(f"there is no file {path}.") from None
 
 
-def found(place: Path, pattern: str) -> list[Path]:
-    """The files of a folder with such names, in order."""
-    try:
-        return sorted(place.glob(pattern))
-    except OSError as error:
-        raise NotSaved(f"could not read {place} ({error.strerror}). Nothing was changed; try again.") from error
+def list_files(folder: Path, pattern: str) -> list[Path]:
+    """The files of a folder whose names match the pattern, sorted."""
+    with disk_errors(f"read {folder}", "Nothing was changed; try again."):
+        return sorted(folder.glob(pattern))
 
 
 def sync_folder(path: Path) -> None:
-    """Have the names in a folder on the disk: without this a file that was renamed may have its old name after all."""
+    """Bring the names in a folder to the disk: without this a renamed file may have its old name after a loss of power."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that has no such thing
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that cannot sync a folder
             raise
     finally:
         os.close(descriptor)
 
 
 def remove(*paths: Path) -> None:
-    """Remove files, those that are there."""
+    """Remove those of these files that exist."""
     for path in paths:
-        try:
+        with disk_errors(f"remove {path}", f"{INTACT}."):
             path.unlink(missing_ok=True)
-        except OSError as error:
-            raise NotSaved(f"could not remove {path} ({error.strerror}). What was saved before is intact.") from error
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those it is in, unless they are there; what is new is on the disk."""
+    """Create a folder and its parents as far as they do not exist, and bring the new names to the disk."""
     try:
         new = [place for place in (path, *path.parents) if not place.exists()]
         path.mkdir(parents=True, exist_ok=True)
         for place in reversed(new):
             sync_folder(place.parent)
     except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
-        said = error.strerror if isinstance(error, OSError) else error
-        raise BadInput(f"the folder {str(path)!r} cannot be made ({said}); choose another.") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise BadInput(f"the folder {str(path)!r} cannot be made ({reason}); choose another.") from None
+
+
+def short_digest(data: bytes) -> str:
+    """The first 16 hexadecimal digits of the SHA-256 of these bytes."""
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def json_digest(values: Mapping[str, Any]) -> str:
     """A digest of plain values."""
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+    return short_digest(json.dumps(values, sort_keys=True).encode())
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
@@ -112,21 +132,20 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read plain values that were written with a digest; the file must be there."""
+    """Read plain values that were written with a digest; the file must exist."""
     data = read(path)
     try:
         values = json.loads(data)
         digest = values.pop("digest")
-        good = isinstance(values, dict) and digest == json_digest(values)
+        if isinstance(values, dict) and digest == json_digest(values):
+            return values
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        good = False
-    if not good:
-        raise Damaged(f"{path} is damaged, or was changed since it was written")
-    return dict(values)
+        pass
+    raise Damaged(f"{path} is damaged, or was changed since it was written")
 
 
 def pack(value: Any, tensors: dict[int, tuple[str, Tensor]]) -> Any:
-    """Plain values for JSON; tensors are collected under names by their identity, so that one is saved once."""
+    """Plain values for JSON; tensors are collected under names by their identity, so that each is saved once."""
     if isinstance(value, Tensor):
         return {"tensor": tensors.setdefault(id(value), (f"t{len(tensors)}", value))[0]}
     if isinstance(value, (set, frozenset)):
@@ -172,49 +191,44 @@ def decode(data: bytes) -> dict[str, Any]:
     from safetensors.torch import load
 
     tensors = load(data)
-    content: dict[str, Any] = unpack(json.loads(tensors["content"].numpy().tobytes()), tensors)
-    return content
+    return dict(unpack(json.loads(tensors["content"].numpy().tobytes()), tensors))
 
 
 def save_weights(path: Path, weights: Mapping[str, Tensor], run: str = "") -> str:
-    """Write a state dict as safetensors; the header says of which run, with a digest, which is returned."""
+    """Write a state dict as safetensors with a digest, which is returned; the header names the run."""
     from safetensors.torch import save
 
     tensors = {name: tensor.cpu().contiguous().clone() for name, tensor in weights.items()}
     digest = weights_digest(tensors, run)
-    write(path, save(tensors, {"dualdelay": f"{digest} {run}"}))  # one entry: of several the order would be chance
+    write(path, save(tensors, {"dualdelay": f"{digest} {run}"}))  # one entry: the order of several would be random
     return digest
 
 
-def load_weights(path: Path, run: str | None = None, *, doubts: list[str] | None = None) -> dict[str, Tensor]:
-    """Read a state dict: that of this run, or any other, which need not have a digest.
+def load_weights(path: Path, run: str | None = None, *, reports: list[str] | None = None) -> dict[str, Tensor]:
+    """Read a state dict: that of this run, or any, which need not have a digest.
 
-    If it is damaged that is an error, or for somebody who wants to see what is wrong one of the ``doubts``.
+    Wrong weights are an error, or are added to the ``reports`` of a caller that reads damaged files on purpose.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load
 
+    data = read(path)
     try:
-        data = read(path)
         weights = load(data)
         about = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {}).get("dualdelay")
-    except (FileNotFoundError, NotADirectoryError):
-        raise BadInput(f"there is no file {path}.") from None
     except (SafetensorError, ValueError, TypeError, KeyError, RuntimeError) as error:
         raise Damaged(f"{path} is damaged or no safetensors file ({error})") from None
-    digest, _, whose = (about or "").partition(" ")
-    if (about is not None or run is not None) and digest != weights_digest(weights, whose):
-        doubt(f"{path} is damaged: its weights are not those that were written", doubts)
-    elif run is not None and whose != run:
-        doubt(f"{path} is that of another run", doubts)
+    digest, _, owner = (about or "").partition(" ")
+    if (about is not None or run is not None) and digest != weights_digest(weights, owner):
+        report_damage(f"{path} is damaged: its weights are not those that were written", reports)
+    elif run is not None and owner != run:
+        report_damage(f"{path} is that of another run", reports)
     return weights
 
 
-def doubt(said: str, doubts: list[str] | None) -> None:
-    """Something is damaged: an error, or one of the doubts of somebody who wants to see what is wrong."""
-    if doubts is None:
-        raise Damaged(said)
-    doubts.append(said)
+def tensor_bytes(tensor: Tensor) -> bytes:
+    """The bytes of a tensor's numbers, in their order."""
+    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def weights_digest(weights: Mapping[str, Tensor], run: str) -> str:
@@ -223,7 +237,7 @@ def weights_digest(weights: Mapping[str, Tensor], run: str) -> str:
     for name in sorted(weights):
         tensor = weights[name]
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(tensor_bytes(tensor))
     return digest.hexdigest()
 
 
@@ -239,41 +253,12 @@ def save_table(path: Path, columns: Mapping[str, Any], about: Mapping[str, Any] 
     write(path, sink.getvalue())
 
 
-def save_record(path: Path, columns: Mapping[str, Any], run: str, about: Mapping[str, Any] | None = None) -> str:
-    """Write columns of a run as Parquet, with a digest of them and of what is said about them, which is returned."""
-    arrays, said = {name: np.asarray(column) for name, column in columns.items()}, {**(about or {}), "run": run}
-    digest = _table_digest(arrays, said)
-    save_table(path, arrays, {**said, "digest": digest})
-    return digest
-
-
-def load_record(
-    path: Path, run: str, names: Iterable[str] = (), *, doubts: list[str] | None = None
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read columns of a run, those of these names among them, and what was said about them.
-
-    A wrong digest is an error, or for somebody who wants to see what is wrong one of the ``doubts``.
-    """
-    columns, about = load_table(path)
-    digest = about.pop("digest", None)
-    if not columns.keys() >= set(names):
-        raise Damaged(f"{path} is damaged: its columns are not those that were written")
-    if digest != _table_digest(columns, about):
-        doubt(f"{path} is damaged: its columns are not those that were written", doubts)
-    elif about.get("run") != run:
-        doubt(f"{path} is that of another run", doubts)
-    return columns, {**about, "digest": digest}
-
-
 def load_table(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Read all columns and what was written about them."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
-        data = read(path)
-    except (FileNotFoundError, NotADirectoryError):
-        raise BadInput(f"there is no file {path}.") from None
+    data = read(path)
     try:
         source = pq.ParquetFile(pa.BufferReader(data), pre_buffer=False, page_checksum_verification=True)
         table = source.read(use_threads=False)  # no thread is left that could outlive the program
@@ -283,10 +268,38 @@ def load_table(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise Damaged(f"{path} is damaged or no Parquet file ({[*str(error).splitlines(), ''][0]})") from None
 
 
+def save_record(path: Path, columns: Mapping[str, Any], run: str, about: Mapping[str, Any] | None = None) -> str:
+    """Write columns of a run as Parquet, with a digest of them and of ``about``, which is returned."""
+    arrays = {name: np.asarray(column) for name, column in columns.items()}
+    about = {**(about or {}), "run": run}
+    digest = _table_digest(arrays, about)
+    save_table(path, arrays, {**about, "digest": digest})
+    return digest
+
+
+def load_record(
+    path: Path, run: str, names: Iterable[str] = (), *, reports: list[str] | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read the columns of a run, which must include these names, and what was written about them.
+
+    A wrong digest is an error, or is added to the ``reports`` of a caller that reads damaged files on purpose.
+    """
+    columns, about = load_table(path)
+    digest = about.pop("digest", None)
+    message = f"{path} is damaged: its columns are not those that were written"
+    if not columns.keys() >= set(names):
+        raise Damaged(message)
+    if digest != _table_digest(columns, about):
+        report_damage(message, reports)
+    elif about.get("run") != run:
+        report_damage(f"{path} is that of another run", reports)
+    return columns, {**about, "digest": digest}
+
+
 def _table_digest(columns: Mapping[str, Any], about: Mapping[str, Any]) -> str:
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
     for name, column in columns.items():
-        texts = column.dtype.kind in "OU"
-        digest.update(json.dumps([name, "text" if texts else column.dtype.str, len(column)]).encode())
-        digest.update(json.dumps(column.tolist()).encode() if texts else np.ascontiguousarray(column).tobytes())
+        is_text = column.dtype.kind in "OU"
+        digest.update(json.dumps([name, "text" if is_text else column.dtype.str, len(column)]).encode())
+        digest.update(json.dumps(column.tolist()).encode() if is_text else np.ascontiguousarray(column).tobytes())
     return digest.hexdigest()

@@ -14,22 +14,22 @@ from ..core.errors import BadInput
 try:
     import fcntl
     import resource
-except ImportError:  # Windows: what needs no folder works there
+except ImportError:  # Windows, where everything but folders works
     pass
 
-NAME = "lock"
+LOCK_FILE = "lock"
 _held: set[int] = set()  # descriptors of the locks that this process holds
 
 
-def _let_go() -> None:
-    """A process that was forked does not hold what its parent holds, and must not keep it locked for longer."""
+def _close_in_child() -> None:
+    """Close a forked process's copies of its parent's locks, which would keep the folders locked after the parent's end."""
     for descriptor in _held:
         os.close(descriptor)
     _held.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_go)
+    os.register_at_fork(after_in_child=_close_in_child)
 
 
 class InUse(BadInput):
@@ -37,13 +37,13 @@ class InUse(BadInput):
 
 
 class Lock:
-    """A folder that nobody else writes to until this is released."""
+    """The right to write to a folder, which no other process or thread has until it is released."""
 
     def __init__(self, folder: Path) -> None:
-        """Lock the folder; if somebody else has, the error names the process."""
+        """Lock the folder; if it is locked already, the error names the process that holds the lock."""
         if "fcntl" not in globals():
             raise BadInput("a run with a folder needs a system with file locks, Linux or macOS; leave the folder out.")
-        self._descriptor = _open(folder / NAME)
+        self._descriptor = _open(folder / LOCK_FILE)
         _held.add(self._descriptor)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -62,25 +62,25 @@ class Lock:
                 "a folder on a file system that has locks, such as a local disk."
             ) from None
 
-        self._say(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}")
+        self._write(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}")
 
-    def _say(self, who: str) -> None:
-        """Write down who holds it, for the others; a disk that is full is no reason to stop."""
+    def _write(self, holder: str) -> None:
+        """Write who holds the lock into its file; a full disk does not prevent the lock."""
         with suppress(OSError):
             os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, who.encode(), 0)
+            os.pwrite(self._descriptor, holder.encode(), 0)
 
     def release(self) -> None:
-        """Let others in."""
+        """Let other processes and threads lock the folder."""
         if self._descriptor in _held:
-            self._say("")
-            with suppress(OSError):  # it ends when it is closed
-                fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also where a process that was just forked has it still
+            self._write("")
+            with suppress(OSError):  # the lock ends anyway when the file is closed
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also for a process just forked, which still has it open
             self._close()
 
     def _close(self) -> None:
         _held.remove(self._descriptor)
-        with suppress(OSError):  # it is closed all the same
+        with suppress(OSError):  # the descriptor is closed even if close fails
             os.close(self._descriptor)
 
 
@@ -92,8 +92,8 @@ def _open(path: Path) -> int:
         except OSError as error:
             if error.errno != errno.EMFILE:
                 raise
-            most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # a large sweep holds as many folders as it has runs
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # a large sweep holds one folder for each of its runs
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
             return os.open(path, flags, 0o666)
     except OSError as error:
         raise BadInput(f"{path.parent} cannot be locked ({error.strerror}); choose a folder that can be written.") from None

@@ -1,4 +1,4 @@
-"""What suits given workers: how unlike they are, how stale gradients get, which method, which step, and why.
+"""What suits given workers: how heterogeneous their data are, how stale gradients get, which method, which step, and why.
 
 The rules of thumb are those of docs/methods.md and docs/paper.md. Where vanilla ASGD ends, grad F is the pull of the fast
 workers' data, sum_i (1/n - p_i) (grad F_i - grad F) with p_i worker i's share of the gradients; so that pull, against the
@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,17 +20,16 @@ from ..core.errors import MOST, BadInput, DualDelayError
 from ..runs.settings import Evaluation, Server
 from ..runs.simulate import simulate
 from ..simulation.speeds import SpeedModel
-from .constants import Constants, constants
+from .constants import FEW, Constants, Estimate, Oracle, constants
 from .staleness import Staleness, delays
-from .survey import FEW, Estimate, Survey
 from .theorem import horizon, step_size
 
 KAPPA = AutoDuDe.lr  # a first step size, times the mean delay: docs/tuning.md
-IDLE = 1 / 8  # of their time that workers may wait: so far the step grows as fast as updates get fewer
+IDLE = 1 / 8  # of their time that workers may wait: up to there the step grows as fast as updates get fewer
 _EVEN = 0.8  # of the gradients that synchronous SGD still has where it costs little
 _PULL = 0.1  # of the gradient, below which the fast workers' data may count for more
 _ARRIVALS = 20_000  # to simulate at most for each wait_for
-_LENGTH = 2_000  # gradients of a run of which nobody says how long it is to be, and of the trial at most
+_LENGTH = 2_000  # gradients of a run whose length is not given, and of the trial at most
 _TRIAL = 50  # gradients of the trial for each worker
 _PASS, _SAMPLES = 50, 1_000  # curvature is that of all data if they are so few minibatches, else of so many samples
 
@@ -48,7 +46,7 @@ class Later:
 
 @dataclass(frozen=True)
 class Advice:
-    """What to say to a person with these workers; nan, None and empty where something could not be found out."""
+    """What suits these workers; nan, None and empty where something could not be measured."""
 
     workers: int
     constants: Constants | None
@@ -56,29 +54,27 @@ class Advice:
     later: Later | None
     """Measured after a short trial run, or at the end of the recorded run."""
     staleness: tuple[Staleness, ...]
-    """For each wait_for that was looked at."""
+    """For each wait_for that was simulated."""
     even: float
     """Gradients per second of synchronous SGD, as a share of those of workers that never wait."""
     pull: float
     """How far the fast workers' data pull vanilla ASGD aside, as a share of the gradient of F."""
     method: str
-    """The name of the method that suits."""
+    """The name of the method that suits: sync, vanilla or dude."""
     wait_for: int
     """Workers per update: of DuDe, and n for synchronous SGD."""
     lr: float
     """A first step size for it."""
     lr_async: float
-    """The same for methods that wait for nobody."""
+    """The same for methods that wait for no other worker."""
     updates: int
     """The planned length, in updates of that method."""
     missing: tuple[str, ...]
     """What could not be measured, one sentence each."""
     notes: tuple[str, ...]
-    reasons: tuple[str, ...] = ()
-    """Why, one sentence each."""
-    theory_lr: float = math.nan
+    theory_lr: float
     """The theorem's step size for that length, with the measured constants."""
-    horizon: float = math.nan
+    horizon: float
     """The updates from which on the theorem holds as it is printed."""
 
     @property
@@ -91,15 +87,52 @@ class Advice:
         """How many times smaller the theorem's step is."""
         return self.lr / self.theory_lr
 
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why this method, with the numbers that say so, one sentence each."""
+        if self.chosen is None:
+            return (
+                "DuDe needs to know neither how fast the workers nor how heterogeneous their data are, so begin with it.",
+            )
+        if self.method == "sync":
+            return (
+                f"Speeds are nearly equal: waiting for all workers keeps {self.even:.0%} of the gradients, and all of them "
+                "are fresh, which allows the longest steps. Heterogeneous data do no harm then.",
+            )
+        reasons, pulled = [], f"fast workers' data pull x aside by about {self.pull:.2g} of the gradient of F"
+        if not math.isnan(self.even):
+            share = f"{self.even:.0%}"
+            reasons.append(f"Synchronous SGD would compute only {share} as many gradients, for it waits for the slowest.")
+        if self.method == "vanilla":
+            reasons.append(
+                f"Vanilla ASGD uses every gradient at once and remembers none; {pulled}, which is little (under {_PULL:g})."
+                " FedBuff, which takes longer steps along a few gradients each, has the same bias and is as good a choice."
+            )
+        elif math.isnan(self.pull):
+            reasons.append("How heterogeneous the data are is not known, and DuDe does not depend on it.")
+        else:
+            reasons.append(
+                "DuDe counts every worker the same. Vanilla ASGD and FedBuff follow the workers that report most: "
+                f"{pulled} (over {_PULL:g}). If one model can fit all data, as large networks can, that fades with the "
+                "loss, and they may still be level or ahead: compare."
+            )
+        if self.method == "dude" and 1 < self.wait_for < self.workers:
+            reasons.append(
+                f"Waiting for {self.wait_for} workers costs {self.chosen.idle_share:.0%} of their time and shortens the "
+                f"mean delay to {self.chosen.tau_avg:.3g} updates: steps can be longer by about what updates get fewer. "
+                "The method auto finds such a number and its step as it goes, and was ahead in docs/tuning.md."
+            )
+        return tuple(reasons)
+
 
 def rows_for(workers: int) -> list[int]:
-    """The numbers of workers to wait for that are looked at: all, or of many 1, 2, 3, 5, 8, ... and all of them."""
+    """The values of wait_for to simulate: all, or for many workers 1, 2, 3, 5, 8, ... and the number of workers."""
     if workers <= 6:
         return list(range(1, workers + 1))
     rows = [1, 2]
     while rows[-1] < workers:
         rows.append(rows[-1] + rows[-2])
-    return [*(row for row in rows if row < workers), workers]
+    return [*rows[:-1], workers]
 
 
 def advise(
@@ -113,144 +146,134 @@ def advise(
     seed: int = 0,
     report: Report | None = None,
 ) -> Advice:
-    """Measure the problem and the times of its jobs, as far as either is there, and say what suits.
+    """Measure the problem and the times of its jobs, as far as they are given, and choose what suits.
 
     x, later: where a run starts, and a model from further on; by default that of a short trial run.
     updates, time: how long the run is to be.
-    report: told how much is done, and of what.
+    report: called with the share that is done, and what is done next.
     """
     n = problem.workers if problem is not None else speeds.n if speeds is not None else 0
     if not n:
         raise BadInput("neither a problem nor speeds are given, so there is nothing to measure; give one of them.")
-    say, missing, notes, found = report or (lambda share, text: None), list[str](), list[str](), None
+    report = report or (lambda share, text: None)
+    missing, notes, measured, rows = list[str](), list[str](), None, dict[int, Staleness]()
     if problem is not None:
-        say(0.0, "measuring the workers' gradients")
+        report(0.0, "measuring the workers' gradients")
         x = problem.start(seed) if x is None else x
-        data = sum(problem.epoch(worker) for worker in range(n))
-        found = constants(problem, x, seed=seed, samples=None if data <= _PASS else max(32, _SAMPLES // n))
-        missing += [note for note in found.notes if "could not be" in note]
-        notes += [note for note in found.notes if "could not be" not in note]
-    table: list[Staleness] = []
-    for k, wait_for in enumerate(rows_for(n) if speeds is not None else ()):
-        say(0.5 + 0.4 * k / len(rows_for(n)), f"simulating arrivals, wait_for={wait_for}")
+        minibatches = sum(problem.epoch(worker) for worker in range(n))
+        measured = constants(problem, x, seed=seed, samples=None if minibatches <= _PASS else max(32, _SAMPLES // n))
+        for note in measured.notes:
+            (missing if "could not be" in note else notes).append(note)
+    for k, wait_for in enumerate(choices := rows_for(n)):
+        if speeds is not None:
+            report(0.5 + 0.4 * k / len(choices), f"simulating arrivals, wait_for={wait_for}")
+            try:
+                rows[wait_for] = delays(speeds, wait_for, most=_ARRIVALS)
+                notes += [f"with wait_for={wait_for} {note}" for note in rows[wait_for].notes]
+            except DualDelayError as error:
+                missing.append(f"delays with wait_for={wait_for} could not be measured: {error}")
+
+    smoothness = 1.0 if measured is None or not measured.smoothness.value > 1 else measured.smoothness.value
+    step = {wait_for: round_to(KAPPA / (smoothness * row.tau_avg)) for wait_for, row in rows.items()}
+    wait_for = max((wait_for for wait_for, row in rows.items() if row.idle_share <= IDLE), default=1)
+    lr = step.get(wait_for, round_to(KAPPA / (smoothness * (1.5 * n - 0.5))))  # as if all were equally fast
+    if problem is not None and later is None and speeds is not None and rows:
+        report(0.9, "a short trial run")
         try:
-            assert speeds is not None
-            table.append(delays(speeds, wait_for, most=_ARRIVALS))
-            notes += [f"with wait_for={wait_for} {note}" for note in table[-1].notes]
+            later = _trial(DuDe(lr, wait_for), problem, speeds, x, seed, notes)
         except DualDelayError as error:
-            missing.append(f"delays with wait_for={wait_for} could not be measured: {error}")
-    steep = 1.0 if found is None or not found.smoothness.value > 1 else found.smoothness.value
-    wait_for = max((row.wait_for for row in table if row.idle_share <= IDLE), default=1)
-    by_wait = {row.wait_for: row for row in table}
-    step = {row.wait_for: round_to(KAPPA / (steep * row.tau_avg)) for row in table}
-    lr = step.get(wait_for, round_to(KAPPA / (steep * (1.5 * n - 0.5))))  # as if all were equally fast
-    if problem is not None and later is None and speeds is not None and table:
-        say(0.9, "a short trial run")
-        count = max(1, min(_TRIAL * n, _LENGTH) // wait_for)
-        try:
-            run = simulate(
-                DuDe(lr, wait_for),
-                problem,
-                speeds,
-                updates=count,
-                seed=seed,
-                evaluation=Evaluation(every=count),
-                server=Server(initial_weights=x),
-            )
-            later, (first, *_, last) = run.x, run.metrics.objective.tolist()
-            if not last <= first:
-                said = f"in a trial of {count} updates with lr={lr:g} and wait_for={wait_for} F rose from {first:.3g} to"
-                notes.append(f"{said} {last:.3g}: begin with a quarter of that step, or less.")
-        except DualDelayError as error:
-            missing.append(f"how unlike the workers are later on could not be measured: a trial run failed: {error}")
+            missing.append(f"how heterogeneous the data are later on could not be measured: a trial run failed: {error}")
     after = None if problem is None or later is None else _later(problem, later, missing)
-    even = by_wait[n].arrivals_per_second / by_wait[1].arrivals_per_second if {1, n} <= set(by_wait) else math.nan
-    pull = _pull(by_wait.get(1), found, after)
+
+    even = rows[n].arrivals_per_second / rows[1].arrivals_per_second if {1, n} <= rows.keys() else math.nan
+    pull = _pull(rows.get(1), measured, after)
     method = "sync" if even >= _EVEN else "vanilla" if pull <= _PULL else "dude"
     wait_for = {"sync": n, "vanilla": 1}.get(method, wait_for)
-    if updates is None and time is not None and wait_for in by_wait:
-        updates = max(1, round(min(time * by_wait[wait_for].updates_per_second, MOST)))
+    if updates is None and time is not None and wait_for in rows:
+        updates = max(1, round(min(time * rows[wait_for].updates_per_second, MOST)))
     updates = updates or int(round_to(max(1.0, _LENGTH / wait_for)))
-    steps, told = (step.get(wait_for, lr), step.get(1, lr)), (tuple(missing), tuple(notes))
-    advice = Advice(n, found, after, tuple(table), even, pull, method, wait_for, *steps, updates, *told)
-    return replace(advice, reasons=_reasons(advice), **_theory(advice))
+    theory_lr, theory_horizon = _theory(measured, rows.get(wait_for), n, updates, missing)
+    return Advice(
+        workers=n,
+        constants=measured,
+        later=after,
+        staleness=tuple(rows.values()),
+        even=even,
+        pull=pull,
+        method=method,
+        wait_for=wait_for,
+        lr=step.get(wait_for, lr),
+        lr_async=step.get(1, lr),
+        updates=updates,
+        missing=tuple(missing),
+        notes=tuple(notes),
+        theory_lr=theory_lr,
+        horizon=theory_horizon,
+    )
+
+
+def _trial(method: DuDe, problem: Problem, speeds: SpeedModel, x: Tensor | None, seed: int, notes: list[str]) -> Tensor:
+    """The model after a short run; if its objective rose, the notes say so."""
+    updates = max(1, min(_TRIAL * problem.workers, _LENGTH) // method.wait_for)
+    evaluation, server = Evaluation(every=updates), Server(initial_weights=x)
+    run = simulate(method, problem, speeds, updates=updates, seed=seed, evaluation=evaluation, server=server)
+    first, *_, last = run.metrics.objective.tolist()
+    if not last <= first:
+        notes.append(
+            f"in a trial of {updates} updates with lr={method.lr:g} and wait_for={method.wait_for} F rose from {first:.3g} "
+            f"to {last:.3g}: begin with a quarter of that step, or less."
+        )
+    return run.x
 
 
 def _later(problem: Problem, x: Tensor, missing: list[str]) -> Later | None:
     """The workers' gradients at another model; without exact ones, of a few minibatches each."""
-    survey, what = Survey(problem, FEW, 2**30), "how unlike the workers are later on"
-    made = survey.attempt(what, lambda: torch.stack([survey.gradient(x, i) for i in range(problem.workers)]))
-    if made is None:
-        missing += survey.notes[-1:]
+    oracle = Oracle(problem, FEW, 2**30)
+    gradients = oracle.attempt(
+        "how heterogeneous the data are later on",
+        lambda: torch.stack([oracle.gradient(x, worker) for worker in range(problem.workers)]),
+    )
+    if gradients is None:
+        missing += oracle.notes[-1:]
         return None
-    how, mean = "exact" if survey.exact else f"{FEW} minibatches", made.mean(0)
-    unlike = (Estimate(square, math.nan, how) for square in (made - mean).square().sum(1).tolist())
-    return Later(Estimate(float(mean.norm()), math.nan, how), tuple(unlike))
+    how, mean = "exact" if oracle.exact else f"{FEW} minibatches", gradients.mean(0)
+    squares = (gradients - mean).square().sum(1).tolist()
+    heterogeneity = tuple(Estimate(square, math.nan, how) for square in squares)
+    return Later(Estimate(float(mean.norm()), math.nan, how), heterogeneity)
 
 
-def _pull(free: Staleness | None, found: Constants | None, after: Later | None) -> float:
+def _pull(free: Staleness | None, start: Constants | None, later: Later | None) -> float:
     """The pull of the fast workers' data over the gradient of F; of two models that where it is larger.
 
-    It is the root of sum_i (p_i - 1/n)^2 zeta_i^2, as if workers differed in unlike directions, against the larger of the
-    two models' gradients, since at the solution grad F is zero whatever the workers are.
+    It is the root of sum_i (p_i - 1/n)^2 zeta_i^2, as if the workers' differences were orthogonal, against the larger of
+    the two models' gradients, since at the solution grad F is zero whatever the data are.
     """
-    both: tuple[Constants | Later | None, ...] = (found, after)
-    seen = [one for one in both if one is not None and math.isfinite(one.gradient.value)]
-    if free is None or not seen:
+    both: tuple[Constants | Later | None, ...] = (start, later)
+    models = [model for model in both if model is not None and math.isfinite(model.gradient.value)]
+    if free is None or not models:
         return math.nan
-    n, gradient = len(free.shares), max(one.gradient.value for one in seen)
-    squares = [[(p - 1 / n) ** 2 * z.value for p, z in zip(free.shares, one.heterogeneity, strict=True)] for one in seen]
-    worst = math.sqrt(max(map(sum, squares)))
-    return worst / gradient if gradient > 0 else math.inf if worst > 0 else 0.0
+    n, gradient = len(free.shares), max(model.gradient.value for model in models)
+    squares = [
+        sum((p - 1 / n) ** 2 * zeta.value for p, zeta in zip(free.shares, model.heterogeneity, strict=True))
+        for model in models
+    ]
+    pull = math.sqrt(max(squares))
+    return pull / gradient if gradient > 0 else math.inf if pull > 0 else 0.0
 
 
-def _theory(advice: Advice) -> dict[str, Any]:
-    """The theorem's step and horizon; the safe smoothness is the largest of the workers' own."""
-    found, made = advice.constants, advice.chosen
-    if found is None or made is None:
-        return {}
-    smooth = [each.value for each in found.smoothnesses]
-    known = (max(smooth), found.gap.value, found.variance.value)
-    if not all(map(math.isfinite, (*smooth, *known))) or known[0] <= 0 or known[1] <= 0:
-        said = "the theorem's step is not known: it needs the smoothness, the gap to the minimum and the variance."
-        return {"missing": (*advice.missing, said)}
-    whole = (*known, made.tau_max, advice.workers)
-    return {"theory_lr": step_size(*whole, advice.updates), "horizon": horizon(*whole)}
-
-
-def _reasons(advice: Advice) -> tuple[str, ...]:
-    """Why this method, with the numbers that say so."""
-    made, even, pull = advice.chosen, advice.even, advice.pull
-    if made is None:
-        return ("DuDe needs to know neither how fast nor how unlike the workers are, so it is the one to begin with.",)
-    if advice.method == "sync":
-        return (
-            f"Speeds are nearly equal: waiting for everybody keeps {even:.0%} of the gradients, and all of them are fresh, "
-            "which allows the longest steps. Unlike data do no harm then.",
-        )
-    reasons, drawn = [], f"fast workers' data pull x aside by about {pull:.2g} of the gradient of F"
-    if not math.isnan(even):
-        reasons.append(f"Synchronous SGD would compute only {even:.0%} as many gradients, for it waits for the slowest.")
-    if advice.method == "vanilla":
-        reasons.append(
-            f"Vanilla ASGD uses every gradient at once and remembers none; {drawn}, which is little (under {_PULL:g}). "
-            "FedBuff, which takes longer steps along a few gradients each, has the same bias and is as good a choice."
-        )
-    elif math.isnan(pull):
-        reasons.append("How unlike the workers are is not known, and DuDe does not depend on it.")
-    else:
-        reasons.append(
-            f"DuDe counts every worker the same. Vanilla ASGD and FedBuff follow whoever reports most: {drawn} (over "
-            f"{_PULL:g}). If one model can fit all data, as large networks can, that fades with the loss, and they may "
-            "still be level or ahead: compare."
-        )
-    if advice.method == "dude" and 1 < advice.wait_for < advice.workers:
-        reasons.append(
-            f"Waiting for {advice.wait_for} workers costs {made.idle_share:.0%} of their time and shortens the mean delay "
-            f"to {made.tau_avg:.3g} updates: steps can be longer by about what updates get fewer. "
-            "The method auto finds such a number and its step as it goes, and was ahead in docs/tuning.md."
-        )
-    return tuple(reasons)
+def _theory(
+    measured: Constants | None, chosen: Staleness | None, n: int, updates: int, missing: list[str]
+) -> tuple[float, float]:
+    """The theorem's step and horizon, or nan; the safe smoothness is the largest of the workers' own."""
+    if measured is None or chosen is None:
+        return math.nan, math.nan
+    own = [estimate.value for estimate in measured.smoothnesses]
+    known = (max(own), measured.gap.value, measured.variance.value)
+    if not all(map(math.isfinite, (*own, *known))) or known[0] <= 0 or known[1] <= 0:
+        missing.append("the theorem's step is not known: it needs the smoothness, the gap to the minimum and the variance.")
+        return math.nan, math.nan
+    setting = (*known, chosen.tau_max, n)
+    return step_size(*setting, updates), horizon(*setting)
 
 
 def round_to(value: float) -> float:

@@ -1,4 +1,4 @@
-"""The rates of the paper's Table 1 and the times of those who came after it, with every constant in front taken as 1.
+"""The rates of the paper's Table 1 and the times of later papers, with every constant in front taken as 1.
 
 They say how a method scales, not how fast it is: with factors of 1 the rates of two methods are not comparable in size,
 only in what they depend on. Each is proved under its own assumptions.
@@ -40,9 +40,9 @@ def rates(
         shuffled  sqrt(s / T) + ((sqrt(n z))^(2/3) + (n G)^(2/3)) / T^(2/3) + n / T
         dude      sqrt(s tau_max / (n T)) + sqrt(n tau_max / s) / T^(3/2)
     The table is in units in which L = Delta = 1; with ``smoothness`` and ``gap`` the constants are brought to these units
-    and the rates back from them. As printed they say too much where there is no noise: mifa (s = 0), and with like workers
-    also fedbuff and uniform, would be done after one update, because a term of order 1 / T is left out; and dude's
-    is infinite, for the theorem's step size is (see ``bound``, which caps it).
+    and the rates back from them. As printed they promise too much where there is no noise: mifa (s = 0), and on homogeneous
+    data also fedbuff and uniform, would be done after one update, because a term of order 1 / T is left out; and dude's is
+    infinite, for the theorem's step size is (see ``bound``, which caps it).
 
     workers, updates: n and T.
     variance: sigma^2, of each worker's minibatch gradients.
@@ -56,26 +56,26 @@ def rates(
         Hessians; without them its rate is nan.
     largest_gradient: G of shuffled, the largest ||grad F_i||; without it its rate is nan.
     """
-    for name, whole in (("workers", workers), ("updates", updates), ("local_steps", local_steps), ("buffer", buffer)):
-        require_whole(name, whole, 1)
+    for name, count in (("workers", workers), ("updates", updates), ("local_steps", local_steps), ("buffer", buffer)):
+        require_whole(name, count, 1)
     for name, number in (("smoothness", smoothness), ("gap", gap)):
         require_positive(name, number)
     for name, number, low in (("variance", variance, 0.0), ("delay", delay, 1.0), ("mean_delay", mean_delay, 1.0)):
         _require_number(name, number, low)
-    own = _each("mean_delays", [mean_delay] * workers if mean_delays is None else mean_delays, workers, 1.0)
+    own_delays = _per_worker("mean_delays", [mean_delay] * workers if mean_delays is None else mean_delays, workers, 1.0)
     unit = smoothness * gap  # of a squared gradient
-    each = [value / unit for value in _each("heterogeneity", heterogeneity, workers, 0.0)]
-    n, t, k, s, z = workers, updates, local_steps, variance / unit, sum(each) / workers
+    zetas = [value / unit for value in _per_worker("heterogeneity", heterogeneity, workers, 0.0)]
+    n, t, k, s, z = workers, updates, local_steps, variance / unit, sum(zetas) / workers
     delta, rho = largest_noise / math.sqrt(unit), hessian * math.sqrt(gap) / smoothness**1.5
-    old = sum(a * b for a, b in zip(own, each, strict=True)) / n
+    delayed = sum(a_i * z_i for a_i, z_i in zip(own_delays, zetas, strict=True)) / n
     mifa = n * k * math.sqrt(s * z) * delay + s * delay * delta * rho
     shuffled = math.sqrt(n * z) ** (2 / 3) + (n * largest_gradient / math.sqrt(unit)) ** (2 / 3)
     table = {
         "sync": math.sqrt(s / (n * t)) + 1 / t,
         "mifa": math.sqrt((1 + mean_delay) / (n * k * t)) * s + mifa / t,
         "fedbuff": (s + k * z) / math.sqrt(buffer * k * t) + (k * mean_delay * delay * z + delay * s) / t,
-        "vanilla": math.sqrt(s / t) + n / t + max(each),
-        "uniform": math.sqrt((s + z) / t) + (mean_delay * old) ** (1 / 3) / t ** (2 / 3),
+        "vanilla": math.sqrt(s / t) + n / t + max(zetas),
+        "uniform": math.sqrt((s + z) / t) + (mean_delay * delayed) ** (1 / 3) / t ** (2 / 3),
         "shuffled": math.sqrt(s / t) + shuffled / t ** (2 / 3) + n / t,
         "dude": math.sqrt(s * delay / (n * t)) + (math.sqrt(n * delay / s) / t**1.5 if s else math.inf),
     }
@@ -86,25 +86,25 @@ def times(*, smoothness: float, gap: float, variance: float, target: float, seco
     """Seconds until E||grad F||^2 <= target, with fixed computing times, by the methods' names.
 
     With e = target, s_i = seconds and mean, max over workers:
-        malenia, ringleader  L Delta / e (max s_i + mean s_i sigma^2 / (n e)), the least possible for unlike workers
+        malenia, ringleader  L Delta / e (max s_i + mean s_i sigma^2 / (n e)), the least possible on heterogeneous data
         sync, dude           L Delta / e (max s_i + max s_i sigma^2 / (n e))
         rennala, ringmaster  min over m of (the m fastest's mean of 1 / s_i)^-1 L Delta / e (1 + sigma^2 / (m e)), the least
-                             possible if all workers have like data: they use what unlike data do not allow
+                             possible on homogeneous data, which these methods rely on
     So theory promises dude no advantage over sync on the clock: its tau_max is about 2 max s_i sum 1 / s_i, and it makes
     sum 1 / s_i updates a second. What is seen in practice is better than that.
     """
     for name, number in (("smoothness", smoothness), ("gap", gap), ("target", target)):
         require_positive(name, number)
     _require_number("variance", variance, 0.0)
-    paces = sorted(_each("seconds", seconds, len(seconds), 0.0))
-    if not paces or paces[0] <= 0:
+    ordered = sorted(_per_worker("seconds", seconds, len(seconds), 0.0))
+    if not ordered or ordered[0] <= 0:
         raise BadInput(f"seconds is {list(seconds)!r}; expected a time above zero for each worker.")
-    n, work, noise = len(paces), smoothness * gap / target, variance / target
-    unlike = work * (paces[-1] + sum(paces) / n * noise / n)
-    slowest = work * (paces[-1] + paces[-1] * noise / n)
-    like = min(m / sum(1 / s for s in paces[:m]) * work * (1 + noise / m) for m in range(1, n + 1))
-    named = {"malenia": unlike, "ringleader": unlike, "sync": slowest, "dude": slowest}
-    return {**named, "rennala": like, "ringmaster": like}
+    n, work, noise = len(ordered), smoothness * gap / target, variance / target
+    heterogeneous = work * (ordered[-1] + sum(ordered) / n * noise / n)
+    slowest = work * (ordered[-1] + ordered[-1] * noise / n)
+    homogeneous = min(m / sum(1 / s for s in ordered[:m]) * work * (1 + noise / m) for m in range(1, n + 1))
+    table = {"malenia": heterogeneous, "ringleader": heterogeneous, "sync": slowest, "dude": slowest}
+    return {**table, "rennala": homogeneous, "ringmaster": homogeneous}
 
 
 def _require_number(name: str, value: float, low: float) -> None:
@@ -112,7 +112,7 @@ def _require_number(name: str, value: float, low: float) -> None:
         raise BadInput(f"{name} is {shown(value)}; expected a finite number, {low:g} or more.")
 
 
-def _each(name: str, values: Sequence[float], workers: int, low: float) -> list[float]:
+def _per_worker(name: str, values: Sequence[float], workers: int, low: float) -> list[float]:
     if len(values) != workers:
         raise BadInput(f"{name} has {len(values)} entries; expected {workers}, one for each worker.")
     for worker, value in enumerate(values):

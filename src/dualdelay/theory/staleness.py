@@ -1,4 +1,4 @@
-"""How stale gradients will be: the paper's two delays and the rates that come with them, predicted from speeds."""
+"""How stale gradients will be at given speeds, by simulation and by formula: the paper's delays, and what waiting costs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +26,9 @@ from ..simulation.speeds import RecordedSpeeds, SpeedModel
 from ..storage.folder import Folder
 
 PERCENTILES = (5, 25, 50, 75, 95)
-_REPORTS = 20  # of the slowest worker, in a simulation of which nobody said how long it should be
-_MOST = 50_000  # arrivals of such a simulation: a few seconds
-_SMALLEST = 1e-9  # seconds of a job that was too quick for the clock
-
-Times = npt.NDArray[np.float64]
+_REPORTS = 20  # of the slowest worker, in a simulation whose length is not given
+_MOST = 50_000  # arrivals of such a simulation, which takes a few seconds
+_SHORTEST = 1e-9  # seconds of a job that was too quick for the clock
 
 
 @dataclass(frozen=True)
@@ -51,19 +48,19 @@ class Staleness:
     arrival_percentiles: tuple[tuple[float, ...], ...]
     """For each worker, the percentiles 5, 25, 50, 75 and 95 of these delays."""
     updates_per_second: float
-    """Server updates in a second, once everybody has reported."""
+    """Server updates in a second, once every worker has reported."""
     arrivals_per_second: float
-    """Gradients in a second, once everybody has reported."""
+    """Gradients in a second, once every worker has reported."""
     shares: tuple[float, ...]
     """Each worker's share of all arrivals."""
     idle: tuple[float, ...]
-    """Each worker's share of the time that it spends waiting for others, once everybody has reported."""
+    """The share of its time that each worker spends waiting for others, once every worker has reported."""
     updates: int
     """Updates that were simulated."""
     arrivals: int
     """Gradients that arrived for them."""
     notes: tuple[str, ...] = ()
-    """What a person should know, such as a worker that hardly reported."""
+    """Warnings, such as of a worker that hardly reported."""
 
     @property
     def idle_share(self) -> float:
@@ -76,13 +73,13 @@ def delays(
 ) -> Staleness:
     """Predict how stale gradients will be in DuDe at these speeds, waiting for ``wait_for`` workers.
 
-    The project's own loop runs DuDe on the smallest quadratic for so many updates, so for a speed model the delays are
-    exactly those of a simulated run of that length. By default it goes on until the slowest worker has reported twenty
-    times, or until ``most`` arrivals (five for each worker at the least): then ``notes`` says so. Of something recorded, a
-    run, its trace or its folder, whatever its method, the measured times of each worker's jobs are used in their order,
-    from the front again when they run out.
+    DuDe is simulated on the smallest quadratic for so many updates, so for a speed model the delays are exactly those of a
+    simulated run of that length. By default the simulation goes on until the slowest worker has reported twenty times, or
+    until ``most`` arrivals (five for each worker at the least): then ``notes`` says so. Of something recorded, a run, its
+    trace or its folder, whatever its method, the measured times of each worker's jobs are used in their order, from the
+    front again when they run out.
     """
-    model, notes = _model(speeds)
+    model, notes = _speed_model(speeds)
     require_whole(f"wait_for (with {model.n} workers)", wait_for, 1, model.n)
     require_whole("most", most, 1)
     if updates is not None:
@@ -97,9 +94,10 @@ def delays(
         if fewest >= _REPORTS:
             break
         if updates == longest:
-            who = int(counts.argmin())
-            said = f"worker {who} made {fewest} of the {len(trace):,} arrivals that were simulated, so delays may be longer"
-            notes += (f"{said} in a longer run (give updates to say how long).",)
+            notes += (
+                f"worker {counts.argmin()} made {fewest} of the {len(trace):,} arrivals that were simulated, so delays may "
+                "be longer in a longer run (give updates to say how long).",
+            )
             break
         updates = min(longest, math.ceil(updates * min(8.0, max(2.0, 1.2 * _REPORTS / max(fewest, 1)))))
     return _staleness(trace, model.n, wait_for, notes)
@@ -111,7 +109,7 @@ def tau_max(times: Sequence[float]) -> float:
     R = sum 1/s_j is the rate of updates: the slowest worker's gradient is s_max R updates old when it comes and ages for as
     many, less one, until the next. It is exact for equal times, 2 n - 1. In 284 random draws of three, ten and thirty times
     (TN(1, 1), TN(1, 5), U(0.5, 1.5); one with s_max R > 1,500 left out) it was below what was simulated: on average by 1 to
-    10%, by 13% at most with ten workers and by 20% with three, since now and then everybody else reports once more.
+    10%, by 13% at most with ten workers and by 20% with three, since now and then all others report once more.
     """
     seconds = floats("times", times)
     return 2.0 * max(seconds) * _rate(seconds) - 1.0
@@ -129,10 +127,10 @@ def tau_avg(times: Sequence[float]) -> float:
 
 
 def _rate(seconds: Sequence[float]) -> float:
-    return sum(1.0 / one for one in seconds)
+    return sum(1.0 / s for s in seconds)
 
 
-class _Jobs(SpeedModel):
+class _JobSpeeds(SpeedModel):
     """The speeds of jobs of several minibatches."""
 
     def __init__(self, speeds: SpeedModel, batches: Sequence[int]) -> None:
@@ -147,52 +145,44 @@ def per_job(speeds: SpeedModel, problem: Problem) -> SpeedModel:
     if speeds.n != problem.workers:
         raise BadInput(f"speeds are given for {speeds.n} workers, but the problem has {problem.workers}; give as many.")
     batches = tuple(problem.batches(worker) for worker in range(problem.workers))
-    return speeds if set(batches) == {1} else _Jobs(speeds, batches)
+    return speeds if set(batches) == {1} else _JobSpeeds(speeds, batches)
 
 
 def _trace(speeds: SpeedModel, wait_for: int, updates: int) -> Trace:
-    """Who arrives when in DuDe; the problem is as small as can be, since it has no part in that."""
-    problem = Quadratic([[0.0]] * speeds.n)
-    return simulate(
-        DuDe(1.0, wait_for),
-        problem,
-        speeds,
-        updates=updates,
-        evaluation=Evaluation(every=updates),
-        compute=Compute(cores=1),
-    ).trace
+    """The trace of DuDe at these speeds; the problem, which does not influence it, is as small as possible."""
+    problem, evaluation, compute = Quadratic([[0.0]] * speeds.n), Evaluation(every=updates), Compute(cores=1)
+    return simulate(DuDe(1.0, wait_for), problem, speeds, updates=updates, evaluation=evaluation, compute=compute).trace
 
 
 def _staleness(trace: Trace, workers: int, wait_for: int, notes: tuple[str, ...]) -> Staleness:
-    found, used, last = delays_of(trace, remembers=True), used_in(trace), last_version(trace)
-    made = _moments(trace, last)  # when each version was made
-    begins = made[1] if last > 1 else 0.0
-    later, span = trace.time > begins, float(made[last] - begins)
+    in_aggregate, used, last = delays_of(trace, remembers=True), used_in(trace), last_version(trace)
+    updated = _update_times(trace, last)
+    begin = updated[1] if last > 1 else 0.0
+    span = float(updated[last] - begin)
     if not span > 0:
         raise BadInput("the workers' jobs take no time, so there are no rates; expected seconds above zero.")
-    until = np.maximum(made[np.minimum(used, last)], begins)
-    waits = np.maximum(until - np.maximum(trace.time, begins), 0.0)  # from an arrival to the update that sends a new job
-    idle = np.bincount(trace.worker, waits, workers) / span
-    counts = np.bincount(trace.worker, minlength=workers)
-    mine = [(used - trace.version)[trace.worker == worker] for worker in range(workers)]
+    # a worker waits from an arrival to the update that sends it a new job
+    until = np.maximum(updated[np.minimum(used, last)], begin)
+    waits = np.maximum(until - np.maximum(trace.time, begin), 0.0)
+    by_worker = [(used - trace.version)[trace.worker == worker] for worker in range(workers)]
     return Staleness(
         wait_for=wait_for,
-        tau_max=found.tau_max,
-        tau_avg=found.tau_avg,
-        arrival_mean=tuple(float(delay.mean()) for delay in mine),
-        arrival_max=tuple(int(delay.max()) for delay in mine),
-        arrival_percentiles=tuple(tuple(np.percentile(delay, PERCENTILES).tolist()) for delay in mine),
+        tau_max=in_aggregate.tau_max,
+        tau_avg=in_aggregate.tau_avg,
+        arrival_mean=tuple(float(delay.mean()) for delay in by_worker),
+        arrival_max=tuple(int(delay.max()) for delay in by_worker),
+        arrival_percentiles=tuple(tuple(np.percentile(delay, PERCENTILES).tolist()) for delay in by_worker),
         updates_per_second=max(last - 1, 1) / span,
-        arrivals_per_second=int(later.sum()) / span,
-        shares=tuple((counts / len(trace)).tolist()),
-        idle=tuple(idle.tolist()),
+        arrivals_per_second=int((trace.time > begin).sum()) / span,
+        shares=tuple((np.bincount(trace.worker, minlength=workers) / len(trace)).tolist()),
+        idle=tuple((np.bincount(trace.worker, waits, workers) / span).tolist()),
         updates=last,
         arrivals=len(trace),
         notes=notes,
     )
 
 
-def _moments(trace: Trace, last: int) -> Times:
+def _update_times(trace: Trace, last: int) -> npt.NDArray[np.float64]:
     """When each version 0..last was made."""
     rows = [*zip(2 * np.arange(len(trace)) + 1, trace.after.tolist(), trace.time.tolist(), strict=True)]
     rows += [(2 * event["row"], event["after"], event["time"]) for event in trace.events]
@@ -201,56 +191,56 @@ def _moments(trace: Trace, last: int) -> Times:
     return np.append(0.0, time[np.searchsorted(after, np.arange(1, last + 1))])
 
 
-def _model(speeds: Any) -> tuple[SpeedModel, tuple[str, ...]]:
-    """The speeds to simulate: given, or measured."""
+def _speed_model(speeds: SpeedModel | Run | Trace | str | Path) -> tuple[SpeedModel, tuple[str, ...]]:
+    """The speeds to simulate, given or measured, and notes about them."""
     if isinstance(speeds, SpeedModel):
         return speeds, ()
     if isinstance(speeds, Run):
         return measured(speeds.trace, speeds.state.workers), ()
     if isinstance(speeds, Trace):
         return measured(speeds), ()
-    if isinstance(speeds, (str, Path)):
-        place = Folder(Path(speeds))
-        description = place.config()["problem"]
-        try:
-            workers = rebuild("problem", description).workers
-        except BadInput:  # a user's own, or its data are not here
-            note = "the problem cannot be built from the folder, so a worker that never reported is not known of."
-            return measured(recorded_trace(place)), (note,)
-        return measured(recorded_trace(place), workers), ()
-    raise BadInput(
-        f"speeds is {speeds!r}; expected a dd.SpeedModel, such as dd.FixedSpeeds([1.0, 2.0]), or something recorded: a "
-        "dd.Run, a Trace or a run's folder."
-    )
+    if not isinstance(speeds, (str, Path)):
+        raise BadInput(
+            f"speeds is {speeds!r}; expected a dd.SpeedModel, such as dd.FixedSpeeds([1.0, 2.0]), or something recorded: a "
+            "dd.Run, a Trace or a run's folder."
+        )
+    folder = Folder(Path(speeds))
+    description = folder.config()["problem"]
+    try:
+        workers = rebuild("problem", description).workers
+    except BadInput:  # the user's own problem, or its data are not here
+        note = "the problem cannot be built from the folder, so a worker that never reported would not be noticed."
+        return measured(recorded_trace(folder)), (note,)
+    return measured(recorded_trace(folder), workers), ()
 
 
-def recorded_trace(place: Folder) -> Trace:
+def recorded_trace(folder: Folder) -> Trace:
     """The trace in a run's folder; of a run that is not finished, up to its last good checkpoint."""
-    if place.result() is not None:
-        return place.trace()
-    loaded = place.load()
-    if loaded is None:
-        raise BadInput(f"the run in {place.path} has saved nothing yet; go on with it first: dualdelay resume {place.path}")
-    return Trace(loaded[1], loaded[0]["events"])
+    if folder.result() is not None:
+        return folder.trace()
+    saved = folder.load()
+    if saved is None:
+        raise BadInput(f"the run in {folder.path} has saved nothing yet; go on with it: dualdelay resume {folder.path}")
+    return Trace(saved.rows, saved.content["events"])
 
 
 def measured(trace: Trace, workers: int | None = None) -> RecordedSpeeds:
-    """The times that each worker's jobs took, with their messages: from when it was free and sent for to the arrival."""
+    """The seconds of each worker's jobs with their messages: from when it was free and had the model to the arrival."""
     if not len(trace):
         raise BadInput("nothing arrived in the recorded run, so nothing is known of its speeds; record a longer one.")
     workers = int(trace.worker.max()) + 1 if workers is None else workers
-    made = _moments(trace, last_version(trace))
+    updated = _update_times(trace, last_version(trace))
     joined = [event for event in trace.events if event["kind"] == "joined"]
-    rows = []
+    times = []
     for worker in range(workers):
-        mine = trace.worker == worker
-        if not mine.any():
+        own = trace.worker == worker
+        if not own.any():
             raise BadInput(f"worker {worker} never reported in the recorded run, so nothing is known of its speed.")
-        time, seconds = trace.time[mine], trace.seconds[mine]
-        back = np.array([0.0, *(event["time"] for event in joined if event["worker"] == worker)])
-        begun = np.maximum(np.append(0.0, time[:-1]), made[trace.version[mine]])
-        begun = np.maximum(begun, back[np.searchsorted(back, time, side="left") - 1])
-        took = time - begun
-        rounded = np.isclose(took, seconds, rtol=1e-6)  # nothing travelled: as it was, so that ties stay ties
-        rows.append(np.maximum(np.where(rounded, seconds, took), _SMALLEST).tolist())
-    return RecordedSpeeds(rows)
+        arrival, seconds = trace.time[own], trace.seconds[own]
+        joins = np.array([0.0, *(event["time"] for event in joined if event["worker"] == worker)])
+        start = np.maximum(np.append(0.0, arrival[:-1]), updated[trace.version[own]])
+        start = np.maximum(start, joins[np.searchsorted(joins, arrival, side="left") - 1])
+        elapsed = arrival - start
+        without_messages = np.isclose(elapsed, seconds, rtol=1e-6)  # then the exact seconds, so that ties stay ties
+        times.append(np.maximum(np.where(without_messages, seconds, elapsed), _SHORTEST).tolist())
+    return RecordedSpeeds(times)

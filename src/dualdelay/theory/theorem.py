@@ -1,11 +1,11 @@
-"""The theorem of the DuDe-ASGD paper as formulas: its step size, from when on it holds, and its bound.
+"""The theorem of the DuDe-ASGD paper as formulas: its step size, from which update on it holds, and its bound.
 
 Its assumptions: F >= F*; gradients are Lipschitz with L; a minibatch's gradient is unbiased, with variance at most sigma^2
-at every worker and every model met; no gradient in use is ever older than tau_max. Nothing is asked of how unlike the
-workers are. The paper asks for L of F alone, but its proof uses it of each F_i: the largest L_i is the safe choice.
+at every worker and every model met; no gradient in use is ever older than tau_max. The data may be heterogeneous to any
+degree. The paper asks for L of F alone, but its proof uses it of each F_i: the largest L_i is the safe choice.
 
 For DuDe with ``wait_for`` workers per update pass the largest model delay of such a run, ``run.delays.tau_max``: that
-waiting for c workers divides it by c, as the paper says, is only about right (equal speeds give 2n/c - 1).
+waiting for c workers divides it by c, as the paper says, is only approximately so (equal speeds give 2n/c - 1).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def bound(
             return 128.0 * (first + second)
         lr = cap
     require_positive("lr", lr)
-    if lr > cap * (1.0 + 1e-12):  # whoever computed the cap some other way may have rounded up
+    if lr > cap * (1.0 + 1e-12):  # a caller that computed the cap in another way may have rounded up
         raise BadInput(
             f"lr is {lr!r}, above {cap!r}, the largest step size that the theorem covers (1 / (64 L tau_max)); take a "
             "smaller one, or leave lr out for the theorem's own."

@@ -39,8 +39,8 @@ def require_answer(address: str) -> None:
             socket.create_connection((host, port), timeout=10).close()
         except OSError as error:
             raise BadInput(
-                f"no cluster answers at {address} ({error}); start the cluster there first (ray start --head), or leave the "
-                "address out to start Ray on this machine."
+                f"no cluster answers at {address} ({error}); start the cluster there first (ray start --head), or leave "
+                "the address out to start Ray on this machine."
             ) from None
 
 
@@ -83,8 +83,8 @@ def require_here(wanted: str, actual: str) -> None:
     """Refuse a Ray that was to stay on this machine and has not."""
     if is_loopback(wanted) and not is_loopback(actual):
         raise BadInput(
-            f"Ray was to stay on {wanted} and is at {actual}, where others can reach it. Start it by hand (ray start --head "
-            "--node-ip-address=127.0.0.1) and give its address."
+            f"Ray was to stay on {wanted} and is at {actual}, where others can reach it. Start it by hand (ray start "
+            "--head --node-ip-address=127.0.0.1) and give its address."
         )
 
 
