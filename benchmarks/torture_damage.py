@@ -24,7 +24,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 import dualdelay as dd
-from dualdelay.storage.folder import Folder
+from dualdelay.storage.files import write_json
 from torture_core import Attack, Failure, alone, attempt
 from torture_messages import local
 from torture_runs import CASES, Case, Cut, Straight, bits, differences, resumed
@@ -372,14 +372,14 @@ class Config(Attack):
         shutil.copytree(base, folder)
         config = json.loads((folder / "config.json").read_text())
         del config["digest"]
-        network = "fleet" in config and chance.random() < 0.3
+        network = config["fleet"] is not None and chance.random() < 0.3
         if network:
             did, settings = "fleet with", chance.choice(_NETWORK)
             config["fleet"] |= settings
             did += f" {settings}"
         else:
             did, config = crafted(config, chance)
-        Folder(folder).write_config(config)
+        write_json(folder / "config.json", config)
         for name, call in BOUNDED.items():
             with alone() as ray:
                 attempt(f"{base.name}: {did}, then {name}", lambda call=call: call(folder))

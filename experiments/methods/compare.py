@@ -17,7 +17,6 @@ import numpy as np
 from page import fill
 from settings import ENTRIES, EVALUATIONS, FAMILIES, LABELS, SEEDS, SETTINGS, STDS
 
-import dualdelay as dd
 from dualdelay.analysis.figures import Curve, Panel, draw_panels
 from dualdelay.paper.tables import Choice, Outcome, by_step, choose, markdown
 from dualdelay.storage.files import write

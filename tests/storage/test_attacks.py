@@ -235,7 +235,7 @@ def real(killed: Path) -> Callable[..., Path]:
 
     def write(**fleet: Any) -> Path:
         described = {"name": "ray", "threads": 1, "server_threads": 1, **fleet}
-        simulated = dict.fromkeys(("speeds", "link", "changes", "device", "precision", "batch"), ...)
+        simulated = dict.fromkeys(("speeds", "link", "changes", "device", "precision", "batch"))
         crafted(killed, fleet=described, **simulated)
         return killed
 

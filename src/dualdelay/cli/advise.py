@@ -135,11 +135,11 @@ def _described(problem: str | None, speeds: str | None, seed: int) -> _Case:
 def _recorded(path: Path) -> _Case:
     """The case of a recorded run, whose last model is the one from further on."""
     folder = Folder(path)
-    config = folder.config()
-    case = _Case(config["seed"], x=folder.start())
+    record = folder.record()
+    case = _Case(record.seed, x=folder.start())
     try:
-        case.problem = rebuild("problem", config["problem"])
-        pace = _REAL if "fleet" in config else f"--speeds '{label(rebuild('speeds', config['speeds']))}'"
+        case.problem = rebuild("problem", record.problem)
+        pace = _REAL if record.speeds is None else f"--speeds '{label(rebuild('speeds', record.speeds))}'"
         case.flags = f"--problem '{label(case.problem)}' {pace}"
     except DualDelayError as error:  # the user's own class: no command can name it
         if case.problem is None:

@@ -345,7 +345,7 @@ def _print_run(run: Run, json: bool, command: str) -> None:
     for note in run.notes:
         console.print(f"note: {note}.")
     reports.print_run(run, console)
-    clock = "seconds" if "fleet" in Folder(folder).config() else "simulated time"
+    clock = "seconds" if Folder(folder).record().real else "simulated time"
     figure = shared.print_figure(lambda: draw(one_table(name, run), folder / "figure.png", clock), console)
     console.print(f"folder: {folder}")
     shared.finish(json, command, folder=str(folder), figure=figure, algorithm=name, **plain(run.summary()))

@@ -30,7 +30,7 @@ def zero_or_more(default: Any = dataclasses.MISSING, what: str = "a finite numbe
     return _setting(default, lambda name, value: require_zero_or_more(name, value, what))
 
 
-def thread_count(default: Any) -> Any:
+def thread_count(default: Any = dataclasses.MISSING) -> Any:
     """A field for a number of threads or cores; None is fine where it is the default."""
     return _setting(default, require_threads)
 

@@ -17,6 +17,7 @@ from ..engine.result import Names, Run, troubles
 from ..engine.trace import Recorder, Table, Trace
 from ..storage.files import Damaged
 from ..storage.folder import Folder
+from ..storage.record import RunRecord
 from .names import rebuild
 
 
@@ -28,9 +29,9 @@ def load(folder: str | Path) -> Run:
     last; ``ended`` is then "interrupted", or "failed" with a note that says why.
     """
     place = Folder(Path(folder))
-    config, (result, wrong), names = place.config(), result_of(place), place.names()
+    record, (result, warnings), names = place.record(), result_of(place), place.names()
     try:
-        method = rebuild("algorithm", config["algorithm"])
+        method = rebuild("algorithm", record.algorithm)
     except BadInput:  # a user's own
         method = None
     try:
@@ -41,12 +42,12 @@ def load(folder: str | Path) -> Run:
         if "returned_version" in result:  # what it left is not where it ended
             said = "It was stopped early, so its last state is lost; the model that it returned is in model.safetensors."
             raise Damaged(f"{error} {said}") from None
-        return _finished(place, config, result, method, None, names, [str(error)])
+        return _finished(place, record, result, method, None, names, [str(error)])
     if loaded is None:
         x = place.start()
         empty = Table.of([], ("time", "version", "objective"))
         state, nothing = State(x, 0), Recorder().trace()
-        notes = (*wrong, f"it could not go on: {place.failure()}") if place.failure() else tuple(wrong)
+        notes = (*warnings, f"it could not go on: {place.failure()}") if place.failure() else tuple(warnings)
         ended = "failed" if place.failure() else "interrupted"
         return Run(method, None, state, nothing, empty, 0.0, ended, None, place.path, notes, names=names)
     content, rows, problems = loaded
@@ -55,9 +56,9 @@ def load(folder: str | Path) -> Run:
     state = _state(content["state"])
     if result is not None and not (problems and "returned_version" in result):  # its last weights are not those it left
         try:
-            return _finished(place, config, result, method, None if problems else state, names, problems)
+            return _finished(place, record, result, method, None if problems else state, names, problems)
         except BadInput as error:
-            wrong = [f"{str(error).rstrip('.')}; what the last checkpoint has is taken"]
+            warnings = [f"{str(error).rstrip('.')}; what the last checkpoint has is taken"]
     evaluation = content["evaluation"]
     best = None if evaluation["best"] is None else Best(**evaluation["best"])
     best = best if best is not None and best.x is not None else None
@@ -65,7 +66,7 @@ def load(folder: str | Path) -> Run:
     metrics = Table.of(metric_rows(evaluation["metrics"]), evaluation["metrics"]["names"])
     workers = WorkerRows.loaded(evaluation["workers"]).table()
     older = [f"{problem}; an older checkpoint was used" for problem in problems]
-    ended, notes = "interrupted", (*wrong, *older, *troubles(content["events"]))
+    ended, notes = "interrupted", (*warnings, *older, *troubles(content["events"]))
     if place.failure():
         ended, notes = "failed", (*notes, f"it could not go on: {place.failure()}")
     return Run(
@@ -84,7 +85,7 @@ def result_of(place: Folder) -> tuple[dict[str, Any] | None, list[str]]:
 
 def _finished(
     place: Folder,
-    config: Mapping[str, Any],
+    record: RunRecord,
     result: Mapping[str, Any],
     method: Algorithm[Any] | None,
     state: State | None,
@@ -96,7 +97,7 @@ def _finished(
     weights = names.flat(place.weights("model"), like)
     if state is None:
         state = State(weights, 0, version=int(result["updates"]))
-    best = best_of(place, config, result, metrics, like)
+    best = best_of(place, record, result, metrics, like)
     time, notes = float(result["time"]), (*result["notes"], *problems)
     return Run(
         *(method, None, state, place.trace(), metrics, time, result["ended"], result["audit"], place.path, notes),
@@ -105,13 +106,11 @@ def _finished(
     )
 
 
-def best_of(
-    place: Folder, config: Mapping[str, Any], result: Mapping[str, Any], metrics: Table, like: Tensor
-) -> Best | None:
+def best_of(place: Folder, record: RunRecord, result: Mapping[str, Any], metrics: Table, like: Tensor) -> Best | None:
     """The best model of a finished run; its last evaluation, which is in no checkpoint, may have found it."""
     if result.get("best_version") is None:
         return None
-    best = Best.by(config["keep_best"], tuple(metrics))
+    best = Best.by(record.keep_best or "", tuple(metrics))
     best.value, best.version = float(result["best_value"]), int(result["best_version"])
     best.x = place.names().flat(place.weights("best"), like)
     return best

@@ -1,4 +1,4 @@
-"""A run's specification as JSON, in its folder and nowhere else."""
+"""From a run's specification to the record in its folder, and back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 from ..core import Algorithm, Problem
 from ..core.devices import require_device
-from ..core.errors import BadInput, DualDelayError, plain_number, require_positive, require_threads, require_whole, shown
+from ..core.environment import environment
+from ..core.errors import BadInput, DualDelayError, plain_number, shown
 from ..core.version import __version__
 from ..engine.evaluation import Metric, Schedule
 from ..engine.events import EventKind
@@ -17,14 +18,13 @@ from ..problems import exact
 from ..simulation.availability import Change
 from ..simulation.speeds import SpeedModel
 from ..storage.folder import Folder, digest_of
+from ..storage.record import RunRecord
 from ..workers.settings import WorkerFleet
 from .names import describe, rebuild
 from .optimizer import Maker, optimizer_of
 from .seeds import seeded_problem, seeded_speeds
 from .settings import NO_LINK, Compute, Evaluation, Saving, Server, SimulatedFleet
-from .spec import RecordedFleet, RunSpec, require_totals, with_room
-
-Config = dict[str, Any]
+from .spec import RecordedFleet, RunSpec, with_room
 
 
 @dataclass(frozen=True)
@@ -40,78 +40,62 @@ class GivenAgain:
     cores: int | None = None
 
 
-def to_json(spec: RunSpec) -> Config:
-    """A specification as plain values."""
+def record_of(spec: RunSpec, fingerprint: str = "", together: int = 1) -> RunRecord:
+    """What a folder holds of a specification, computed here and now; the problem's fingerprint may be known already."""
     evaluation, schedule, stop = spec.evaluation, spec.schedule or Schedule(), spec.evaluation.early_stop
-    config = {
-        "dualdelay": __version__,
-        "algorithm": describe(spec.algorithm),
-        "problem": describe(spec.problem),
-        "seed": spec.seed,
-        "metrics": list(evaluation.metrics or ()),
-        "stop": None if stop is None else {name: plain_number(value) for name, value in asdict(stop).items()},
-        "on_nonfinite": spec.server.on_nonfinite,
-        "keep_best": evaluation.keeps,
-        "keep": spec.saving.keep,
-        "threads": spec.threads,
-        "server_threads": spec.server_threads,
-        "optimizer": None if spec.optimizer is None else spec.optimizer.describe(),
-        "table": spec.compute.gradient_table,
-        "updates": spec.updates,
-        "time": spec.time,
-        "evaluate_every": schedule.updates,
-        "evaluate_seconds": schedule.seconds,
-        "evaluate_samples": schedule.samples,
-        "evaluate_limit": schedule.limit,
-        "evaluates_by_default": spec.scheduled_by_default,
-        "checkpoint_every": spec.saving.every,
-    }
+    workers: dict[str, Any] = {}
     if isinstance(spec.fleet, SimulatedFleet):
-        return config | {
+        workers = {
             "device": spec.compute.device,
             "precision": spec.compute.precision,
             "batch": spec.compute.batch,
             "speeds": describe(spec.fleet.speeds),
             "link": describe(spec.fleet.link),
-            "changes": [list(change) for change in spec.fleet.changes],
+            "changes": [[change.kind.value, change.worker, change.time] for change in spec.fleet.changes],
         }
-    assert isinstance(spec.fleet, WorkerFleet)
-    return config | {"fleet": describe(spec.fleet), "room": spec.fleet.room}
+    elif isinstance(spec.fleet, WorkerFleet):
+        workers = {"fleet": describe(spec.fleet), "room": spec.fleet.room}
+    return RunRecord(
+        dualdelay=__version__,
+        algorithm=describe(spec.algorithm),
+        problem=describe(spec.problem),
+        fingerprint=fingerprint or spec.problem.fingerprint(),
+        seed=spec.seed,
+        start=digest_of(spec.x),
+        layout=[[name, first, list(shape)] for name, first, shape in spec.problem.layout()],
+        updates=spec.updates,
+        time=spec.time,
+        optimizer=None if spec.optimizer is None else spec.optimizer.describe(),
+        on_nonfinite=spec.server.on_nonfinite,
+        table=spec.compute.gradient_table,
+        metrics=list(evaluation.metrics or ()),
+        keep_best=evaluation.keeps,
+        stop=None if stop is None else {name: plain_number(value) for name, value in asdict(stop).items()},
+        evaluate_every=schedule.updates,
+        evaluate_seconds=schedule.seconds,
+        evaluate_samples=schedule.samples,
+        evaluate_limit=schedule.limit,
+        evaluates_by_default=spec.scheduled_by_default,
+        keep=spec.saving.keep,
+        checkpoint_every=spec.saving.every,
+        threads=spec.threads,
+        server_threads=spec.server_threads,
+        environment=environment(),
+        together=together,
+        **workers,
+    )
 
 
-def identified(spec: RunSpec, fingerprint: str = "") -> Config:
-    """A specification as plain values, with digests of the problem and the first weights, and the weights' names."""
-    layout = [[name, first, list(shape)] for name, first, shape in spec.problem.layout()]
-    digests = {"fingerprint": fingerprint or spec.problem.fingerprint(), "start": digest_of(spec.x), "layout": layout}
-    return {**to_json(spec), **digests}
-
-
-def require_same(config: Mapping[str, Any], folder: Folder) -> None:
+def require_same(record: RunRecord, folder: Folder) -> None:
     """Refuse a folder that holds a run of another configuration."""
-    recorded = folder.config()
-    other = [key for key, value in config.items() if recorded.get(key) != value]
-    if other:
-        differences = "; ".join(f"{key}: {recorded.get(key)} there, {config[key]} now" for key in other[:3])
-        raise BadInput(f"{folder.path} holds a run of another configuration ({differences}). Choose another folder.")
+    there = folder.record()
+    if names := record.differences(there):
+        texts = [f"{name}: {getattr(there, name)} there, {getattr(record, name)} now" for name in names[:3]]
+        raise BadInput(f"{folder.path} holds a run of another configuration ({'; '.join(texts)}). Choose another folder.")
 
 
-def read_config(folder: Folder) -> Config:
-    """The configuration of a run, with numbers that there can be."""
-    config = folder.config()
-    for name in ("threads", "server_threads"):
-        require_threads(name, config[name])
-    require_totals(config["updates"], config["time"])
-    for name, least in (("evaluate_every", 1), ("checkpoint_every", 1), ("evaluate_samples", 1), ("keep", 1)):
-        if config[name] is not None:
-            require_whole(name, config[name], least)
-    if config["evaluate_seconds"] is not None:
-        require_positive("evaluate_seconds", config["evaluate_seconds"])
-    require_whole("room", config.get("room", 0), 0)
-    return config
-
-
-def from_json(
-    config: Config,
+def spec_of(
+    record: RunRecord,
     folder: Folder,
     again: GivenAgain,
     fleet: WorkerFleet | RecordedFleet | None,
@@ -122,76 +106,76 @@ def from_json(
 
     What was passed again has to be what was recorded; a problem that is not is a ``failure``.
     """
-    algorithm = rebuild("algorithm", config["algorithm"], again.algorithm, verb=verb)
-    problem = _problem(config, again.problem, algorithm, verb, failure)
+    algorithm = rebuild("algorithm", record.algorithm, again.algorithm, verb=verb)
+    problem = _problem(record, again.problem, algorithm, verb, failure)
     replays = isinstance(fleet, RecordedFleet)
-    if not replays and set(config["metrics"]) != set(again.metrics or ()):
-        raise BadInput(
-            f"the run was started with metrics {config['metrics']}; pass the same functions again (metrics=...)."
-        )
-    optimizer = optimizer_of(
-        config["optimizer"], again.optimizer, again.schedule, config["updates"], algorithm, problem, verb
-    )
-    when = [config[f"evaluate_{name}"] for name in ("every", "seconds", "samples", "limit")]
-    device = config.get("device", "cpu")
+    if not replays and set(record.metrics) != set(again.metrics or ()):
+        raise BadInput(f"the run was started with metrics {record.metrics}; pass the same functions again (metrics=...).")
+    makers = (again.optimizer, again.schedule)
     return RunSpec(
         algorithm=algorithm,
         problem=problem,
-        fleet=_simulated(config, again.speeds) if fleet is None else fleet,
-        updates=config["updates"],
-        time=config["time"],
-        seed=config["seed"],
-        evaluation=Evaluation() if replays else _evaluation(config, again.metrics),
-        schedule=None if replays else Schedule(*when),
-        scheduled_by_default=bool(config.get("evaluates_by_default")),
-        saving=Saving(folder.path, config["checkpoint_every"], config["keep"]),
+        fleet=_simulated(record, again.speeds) if fleet is None else fleet,
+        updates=record.updates,
+        time=record.time,
+        seed=record.seed,
+        evaluation=Evaluation() if replays else _evaluation(record, again.metrics),
+        schedule=None if replays else _schedule(record),
+        scheduled_by_default=record.evaluates_by_default,
+        saving=Saving(folder.path, record.checkpoint_every, record.keep),
         compute=Compute(
-            device,
+            record.device or "cpu",
             again.cores,
-            config.get("precision", "float32"),
-            batch=config.get("batch", False),
-            gradient_table=config["table"],
+            record.precision or "float32",
+            batch=record.batch or False,
+            gradient_table=record.table,
         ),
-        server=Server(on_nonfinite=config["on_nonfinite"]),
-        optimizer=optimizer,
-        x=folder.start().to(device),
-        threads=config["threads"],
-        server_threads=config["server_threads"],
+        server=Server(on_nonfinite=record.on_nonfinite),
+        optimizer=optimizer_of(record.optimizer, *makers, record.updates, algorithm, problem, verb),
+        x=folder.start().to(record.device or "cpu"),
+        threads=record.threads,
+        server_threads=record.server_threads,
     )
 
 
-def _evaluation(config: Config, metrics: Mapping[str, Metric] | None) -> Evaluation:
-    stop = config["stop"]
+def _schedule(record: RunRecord) -> Schedule:
+    return Schedule(record.evaluate_every, record.evaluate_seconds, record.evaluate_samples, record.evaluate_limit)
+
+
+def _evaluation(record: RunRecord, metrics: Mapping[str, Metric] | None) -> Evaluation:
+    stop = record.stop
     if stop is not None and set(stop) != {field.name for field in fields(EarlyStop)}:
         raise BadInput(f"the configuration says of early stopping {shown(stop)}; no run has written that.")
-    return Evaluation(metrics=metrics, best_by=config["keep_best"], early_stop=None if stop is None else EarlyStop(**stop))
+    return Evaluation(metrics=metrics, best_by=record.keep_best, early_stop=None if stop is None else EarlyStop(**stop))
 
 
-def _simulated(config: Config, given: SpeedModel | SimulatedFleet | None) -> SimulatedFleet:
+def _simulated(record: RunRecord, given: SpeedModel | SimulatedFleet | None) -> SimulatedFleet:
+    """The simulated workers of a recorded run, or those that were passed again."""
+    assert record.speeds is not None and record.link is not None and record.changes is not None
     fleet = None if given is None else SimulatedFleet.of(given)
-    speeds = None if fleet is None or fleet.speeds is None else seeded_speeds(fleet.speeds, config["seed"])
+    speeds = None if fleet is None or fleet.speeds is None else seeded_speeds(fleet.speeds, record.seed)
     link = None if fleet is None or fleet.link == NO_LINK else fleet.link
     return SimulatedFleet(
-        rebuild("speeds", config["speeds"], speeds),
-        rebuild("link", config["link"], link),
-        [Change(EventKind(kind), worker, time) for kind, worker, time in config["changes"]],
+        rebuild("speeds", record.speeds, speeds),
+        rebuild("link", record.link, link),
+        [Change(EventKind(kind), worker, time) for kind, worker, time in record.changes],
     )
 
 
 def _problem(
-    config: Config, given: Problem | None, algorithm: Algorithm[Any], verb: str, failure: type[DualDelayError]
+    record: RunRecord, given: Problem | None, algorithm: Algorithm[Any], verb: str, failure: type[DualDelayError]
 ) -> Problem:
-    """The problem of a run's folder, built again or given again, and checked."""
-    problem = rebuild("problem", config["problem"], verb=verb) if given is None else given
-    problem = seeded_problem(problem, config["seed"])
+    """The problem of a recorded run, built again or given again, and checked."""
+    problem = rebuild("problem", record.problem, verb=verb) if given is None else given
+    problem = seeded_problem(problem, record.seed)
     problem = exact(problem) if algorithm.exact else problem
-    problem = with_room(problem, config.get("room", 0))
-    if "device" in config:
-        require_device(config["device"], config["precision"])
-        problem = problem.on(config["device"], config["precision"])
-    if problem.fingerprint() != config["fingerprint"]:
+    problem = with_room(problem, record.room)
+    if record.device is not None and record.precision is not None:
+        require_device(record.device, record.precision)
+        problem = problem.on(record.device, record.precision)
+    if problem.fingerprint() != record.fingerprint:
         raise failure(
             "the problem is not the one this folder was made with: its data or settings differ (recorded fingerprint "
-            f"{config['fingerprint'][:12]}, now {problem.fingerprint()[:12]}). Pass the same problem, or start a new run."
+            f"{record.fingerprint[:12]}, now {problem.fingerprint()[:12]}). Pass the same problem, or start a new run."
         )
     return problem

@@ -17,18 +17,20 @@ from ..core.devices import using_precision, using_threads
 from ..core.environment import differences, environment
 from ..core.errors import BadInput, ReplayMismatch, require_positive
 from ..engine.evaluation import Best
+from ..engine.events import EventKind
 from ..engine.loop import Loop
 from ..engine.result import Run
 from ..engine.trace import Column
 from ..storage.files import Damaged
 from ..storage.folder import Folder, digest_of
+from ..storage.record import RunRecord
 from .fleets import make_loop, open_fleet
 from .optimizer import Maker
-from .record import Config, GivenAgain, from_json, read_config
+from .record import GivenAgain, spec_of
 from .runner import result
 from .settings import Reporting, Watch
 from .showing import showing
-from .spec import RecordedFleet, RunSpec, for_this_thread
+from .spec import RecordedFleet, RunSpec, for_this_thread, require_totals
 
 _CLOSE, _EARLY = 1e-3, 100  # how well the losses of the first arrivals agree when a run is computed in other company
 
@@ -65,28 +67,27 @@ def replay(
     if rtol is not None:
         require_positive("rtol", rtol)
     place, reporting = Folder(Path(folder)), Reporting.of(watch)
-    doubts: list[str] = []  # a replay may find out what is wrong with a record that is not as it was written
-    config, ended_as, trace = read_config(place), place.finished(), place.trace(doubts)
-    fleet = RecordedFleet(trace, None if config["threads"] == config["server_threads"] else config["threads"])
+    damage: list[str] = []  # a replay may find out what is wrong with files that are not as they were written
+    record, result, trace = place.record(), place.finished(), place.trace(damage)
+    require_totals(record.updates, record.time)
+    fleet = RecordedFleet(trace, None if record.threads == record.server_threads else record.threads)
     with (
-        using_threads(config["server_threads"]),
-        using_precision(config.get("device", "cpu"), config.get("precision", "float32")),
-        nullcontext() if problem is None else for_this_thread(problem) as mine,
-        showing(f"replay of {place.path.name}", config["updates"], config["time"], progress=reporting.progress) as display,
+        using_threads(record.server_threads),
+        using_precision(record.device or "cpu", record.precision or "float32"),
+        nullcontext() if problem is None else for_this_thread(problem) as own,
+        showing(f"replay of {place.path.name}", record.updates, record.time, progress=reporting.progress) as display,
     ):
-        again = GivenAgain(mine, algorithm, optimizer, schedule)
-        spec = from_json(config, place, again, fleet, "replay", ReplayMismatch)
+        spec = spec_of(record, place, GivenAgain(own, algorithm, optimizer, schedule), fleet, "replay", ReplayMismatch)
         try:
             with open_fleet(spec) as recorded:
-                run = _Replay(place, spec, config, ended_as, make_loop(spec, recorded), rtol, doubts).run(
-                    reporting.also(**display).watch
-                )
-            if doubts:
-                raise Damaged(f"{doubts[0]}, although what was replayed agrees with it.")
+                replayed = _Replay(place, spec, record, result, make_loop(spec, recorded), rtol, damage)
+                run = replayed.run(reporting.also(**display).watch)
+            if damage:
+                raise Damaged(f"{damage[0]}, although what was replayed agrees with it.")
             return run
         except (LookupError, ValueError, TypeError, AttributeError) as error:
-            if doubts and not isinstance(error, BadInput):  # a record that makes no sense at all
-                raise Damaged(doubts[0]) from error
+            if damage and not isinstance(error, BadInput):  # a trace that makes no sense at all
+                raise Damaged(damage[0]) from error
             raise
 
 
@@ -97,21 +98,20 @@ class _Replay:
         self,
         place: Folder,
         spec: RunSpec,
-        config: Config,
-        ended_as: Mapping[str, Any],
+        record: RunRecord,
+        result: Mapping[str, Any],
         loop: Loop,
         rtol: float | None,
-        doubts: list[str],
+        damage: list[str],
     ) -> None:
         assert isinstance(spec.fleet, RecordedFleet)
-        self._place, self._spec, self._config, self._ended_as, self._loop = place, spec, config, ended_as, loop
-        self._trace, self._doubts, self._rtol = spec.fleet.trace, doubts, rtol
-        self._together = config.get("together", 1)  # runs that were computed side by side
+        self._place, self._spec, self._record, self._result, self._loop = place, spec, record, result, loop
+        self._trace, self._damage, self._rtol = spec.fleet.trace, damage, rtol
         self._notes: list[str] = []
         self._worst, self._exact = 0.0, True  # how far losses were apart, relative to them, and whether no bit differed
         self._elsewhere: list[str] = []  # where the run went on, on another kind of machine
-        kept = ended_as.get("best_version")
-        self._best_version = -1 if kept is None else int(kept)
+        best = result.get("best_version")
+        self._best_version = -1 if best is None else int(best)
         self._best: Tensor | None = None
 
     def run(self, watch: Sequence[Watch]) -> Run:
@@ -119,10 +119,10 @@ class _Replay:
         loop, row = self._loop, 0
         loop.begin()
         self._keep()
-        while (due := loop.fleet.peek()) is not None:
+        while (event := loop.fleet.peek()) is not None:
             a = loop.advance()
-            if due.kind == "machine":
-                self._go_on_from_what_was_kept(row, due.worker, due.text)
+            if event.kind is EventKind.MACHINE:
+                self._continue_from_kept(row, event.worker, event.text)
             self._keep()
             if a is not None:
                 self._compare(row, a.worker)
@@ -135,7 +135,7 @@ class _Replay:
         if self._best is None and self._loop.state.version == self._best_version:
             self._best = self._loop.state.x
 
-    def _go_on_from_what_was_kept(self, row: int, worker: int, text: str) -> None:
+    def _continue_from_kept(self, row: int, worker: int, text: str) -> None:
         """Another kind of machine was at work from here on: the rest is compared from the weights that it began with."""
         self._elsewhere.append(f"from arrival {row} on {'' if worker < 0 else f'worker {worker} was '}elsewhere ({text})")
         kept = self._place.kept_aside(row) if worker < 0 else None
@@ -151,53 +151,52 @@ class _Replay:
 
     def _compare(self, row: int, worker: int) -> None:
         trace = self._trace
-        made = {name: column[0] for name, column in self._loop.recorder.rows(row).items()}
+        replayed = {name: column[0] for name, column in self._loop.recorder.rows(row).items()}
         for name in ("version", "after", "loss", "fingerprint"):
-            same = made[name].tobytes() == trace[name][row].tobytes()
+            same = replayed[name].tobytes() == trace[name][row].tobytes()
             self._exact = self._exact and same
-            if not same and name == "loss" and (self._rtol is not None or self._together > 1):
-                same = self._near(float(made[name]), float(trace[name][row]), row)
+            if not same and name == "loss" and (self._rtol is not None or self._record.together > 1):
+                same = self._is_near(float(replayed[name]), float(trace[name][row]), row)
             elif not same and name == "fingerprint":
-                same = self._rtol is not None or self._together > 1
+                same = self._rtol is not None or self._record.together > 1
             if not same:
-                raise self._mismatch(row, worker, made, name)
+                raise self._mismatch(row, worker, replayed, name)
 
-    def _near(self, made: float, recorded: float, row: int) -> bool:
-        if math.isnan(made) and math.isnan(recorded):
+    def _is_near(self, replayed: float, recorded: float, row: int) -> bool:
+        if math.isnan(replayed) and math.isnan(recorded):
             return True
-        size = max(abs(made), abs(recorded), 1e-6 * float(np.nanmax(np.abs(self._trace.loss[: row + 1]))))
-        self._worst = max(self._worst, abs(made - recorded) / size) if size else self._worst
+        size = max(abs(replayed), abs(recorded), 1e-6 * float(np.nanmax(np.abs(self._trace.loss[: row + 1]))))
+        self._worst = max(self._worst, abs(replayed - recorded) / size) if size else self._worst
         if self._rtol is not None:
-            return abs(made - recorded) <= self._rtol * size
-        return row >= _EARLY or bool(np.isclose(made, recorded, _CLOSE))
+            return abs(replayed - recorded) <= self._rtol * size
+        return row >= _EARLY or bool(np.isclose(replayed, recorded, _CLOSE))
 
-    def _mismatch(self, row: int, worker: int, made: Mapping[str, Column], name: str) -> ReplayMismatch:
-        after, draw, version = made["after"], made["draw"], made["version"]
-        said = (
+    def _mismatch(self, row: int, worker: int, replayed: Mapping[str, Column], name: str) -> ReplayMismatch:
+        after, draw, version = replayed["after"], replayed["draw"], replayed["version"]
+        return ReplayMismatch(
             f"version {after} differs: at arrival {row} (worker {worker}, job number {draw}, taken at version {version}) "
-            f"the recorded {name} is {self._trace[name][row]}, replayed it is {made[name]}."
+            f"the recorded {name} is {self._trace[name][row]}, replayed it is {replayed[name]}. {self._why()}"
         )
-        return ReplayMismatch(f"{said} {self._why()}")
 
     def _why(self) -> str:
         """What may be the reason, as far as it was recorded."""
-        found = [*differences(self._config["environment"], environment()), *self._elsewhere]
-        if not found:
+        reasons = [*self._damage, *differences(self._record.environment, environment()), *self._elsewhere]
+        if not reasons:
             return (
                 "The processor, torch, numpy and the libraries for matrices are those of the record: the code, the data or "
                 "the record itself have changed, or the method draws numbers that no seed names (use the rng of init)."
             )
         hint = "" if self._rtol is not None else " To compare numbers instead of bits: dd.replay(folder, rtol=1e-3)."
-        return f"What is not as it was recorded: {'; '.join(found)}.{hint}"
+        return f"What is not as it was recorded: {'; '.join(reasons)}.{hint}"
 
     def _ended(self) -> Run:
-        place, loop, ended_as = self._place, self._loop, self._ended_as
-        early = ended_as["ended"] == "stop" and self._best is not None
+        place, loop, result_then = self._place, self._loop, self._result
+        early = result_then["ended"] == "stop" and self._best is not None
         x = self._best if early and self._best is not None else loop.state.x
-        recorded, made = place.weights("model", self._doubts), loop.problem.state_dict(x)
-        distance = _distance(recorded, made)
-        if self._together > 1 and self._rtol is None:
-            others = self._together - 1
+        recorded, replayed = place.weights("model", self._damage), loop.problem.state_dict(x)
+        distance = _distance(recorded, replayed)
+        if self._record.together > 1 and self._rtol is None:
+            others = self._record.together - 1
             self._notes.append(
                 f"it was computed side by side with {others} others: alone the weights end {distance:.1e} apart"
             )
@@ -207,29 +206,27 @@ class _Replay:
             )
         elif self._rtol is not None and distance > 0:
             self._notes.append(f"losses agree to {self._worst:.1e} and the final weights to {distance:.1e}, not to the bit")
-        elif self._rtol is None and not _same(recorded, made):
-            doubted = [said for said in self._doubts if "model.safetensors" in said]
+        elif self._rtol is None and not _same(recorded, replayed):
             raise ReplayMismatch(
-                f"version {loop.state.version} differs: the final weights are not those of model.safetensors. "
-                f"{f'{doubted[0]}.' if doubted else self._why()}"
+                f"version {loop.state.version} differs: the final weights are not those of model.safetensors. {self._why()}"
             )
         if self._best is not None:
-            name, value = ended_as["best_metric"], ended_as["best_value"]
+            name, value = result_then["best_metric"], result_then["best_value"]
             loop.evaluation.best = Best(name, False, math.nan if value is None else value, self._best_version, self._best)
-        time, metrics = float(ended_as["time"]), place.table("metrics")
+        time, metrics = float(result_then["time"]), place.table("metrics")
         run = result(loop, 0, self._spec, metrics, time, "replay", self._notes, place, returns_best=early)
-        exact = self._exact and _same(recorded, made)
+        exact = self._exact and _same(recorded, replayed)
         return replace(run, workers=place.table("workers"), same_bits=exact)
 
 
-def _distance(recorded: Mapping[str, Tensor], made: Mapping[str, Tensor]) -> float:
+def _distance(recorded: Mapping[str, Tensor], replayed: Mapping[str, Tensor]) -> float:
     """How far apart two state dicts are, relative to the first."""
-    if {name: x.shape for name, x in recorded.items()} != {name: x.shape for name, x in made.items()}:
+    if {name: x.shape for name, x in recorded.items()} != {name: x.shape for name, x in replayed.items()}:
         return math.inf
-    apart = math.sqrt(math.fsum(float((made[name].double() - x.double()).norm()) ** 2 for name, x in recorded.items()))
+    apart = math.sqrt(math.fsum(float((replayed[name].double() - x.double()).norm()) ** 2 for name, x in recorded.items()))
     size = math.sqrt(math.fsum(float(x.double().norm()) ** 2 for x in recorded.values()))
     return apart / size if size else apart
 
 
-def _same(recorded: Mapping[str, Tensor], made: Mapping[str, Tensor]) -> bool:
-    return {name: digest_of(x) for name, x in recorded.items()} == {name: digest_of(x) for name, x in made.items()}
+def _same(recorded: Mapping[str, Tensor], replayed: Mapping[str, Tensor]) -> bool:
+    return {name: digest_of(x) for name, x in recorded.items()} == {name: digest_of(x) for name, x in replayed.items()}

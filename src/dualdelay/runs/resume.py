@@ -17,14 +17,14 @@ from ..engine.evaluation import Metric
 from ..engine.events import EventKind
 from ..engine.result import Run
 from ..simulation.speeds import SpeedModel
-from ..storage.files import json_digest
-from ..storage.folder import Folder
+from ..storage.folder import Folder, Saved
+from ..storage.record import RunRecord
 from ..workers.settings import WorkerFleet
 from .fleets import make_loop, open_fleet
 from .load import best_of, result_of
 from .names import rebuild
 from .optimizer import Maker
-from .record import Config, GivenAgain, from_json, read_config
+from .record import GivenAgain, spec_of
 from .runner import Member, Runner, result, starting_workers
 from .settings import Reporting, SimulatedFleet, Watch
 from .showing import showing
@@ -72,31 +72,31 @@ def resume(
         require_totals(updates, time)
     if cores is not None:
         require_threads("cores", cores)
-    place.config()  # says so if it is no run's folder, which is not locked then
+    place.record()  # refuses what is no run's folder before it is locked
     with place, ExitStack() as stack:
-        config = read_config(place)
-        stack.enter_context(using_threads(config["server_threads"]))
-        mine = None if problem is None else stack.enter_context(for_this_thread(problem))
-        again = GivenAgain(mine, algorithm, optimizer, schedule, metrics, speeds, cores)
-        spec = from_json(config, place, again, _real_workers(place, config, fleet), "resume")
+        record = place.record()
+        require_totals(record.updates, record.time)
+        stack.enter_context(using_threads(record.server_threads))
+        own = None if problem is None else stack.enter_context(for_this_thread(problem))
+        again = GivenAgain(own, algorithm, optimizer, schedule, metrics, speeds, cores)
+        spec = spec_of(record, place, again, _real_workers(place, record, fleet), "resume")
         if updates is not None or time is not None:
-            config |= {"updates": updates, "time": time}
-            spec = replace(spec, updates=updates, time=time)
-        return go_on(place, spec, config, reporting)
+            record, spec = record.ending(updates, time), replace(spec, updates=updates, time=time)
+        return go_on(place, spec, record, reporting)
 
 
-def go_on(place: Folder, spec: RunSpec, config: Config, reporting: Reporting) -> Run:
-    """Go on with the run in a folder, which is locked, to the ends that the specification has."""
-    loaded, (ended_as, wrong) = place.load(), result_of(place)
+def go_on(place: Folder, spec: RunSpec, record: RunRecord, reporting: Reporting) -> Run:
+    """Continue the run in a folder, which is locked, to the ends that the specification and the record have."""
+    saved, (outcome, warnings) = place.load(), result_of(place)
     ended, now, notes = "", environment(), list[str]()
-    if loaded is not None and ended_as is not None and ended_as.get("moment") == loaded[0]["moment"]:
-        ended = ended_as["ended"] if ended_as.get("config") == json_digest(config) else ""
+    if saved is not None and outcome is not None and outcome.get("moment") == saved.content["moment"]:
+        ended = outcome["ended"] if outcome.get("config") == record.digest else ""
         if ended and spec.real:  # no worker needs to be started
             try:
-                return _as_it_ended(place, spec, config, ended_as, loaded)
+                return _as_it_ended(place, spec, record, outcome, saved)
             except BadInput as error:
-                ended, wrong = "", [*wrong, f"{str(error).rstrip('.')}; what the last checkpoint has is taken"]
-    for warning in wrong:  # what the run says of itself does not change: the files are written again
+                ended, warnings = "", [*warnings, f"{str(error).rstrip('.')}; what the last checkpoint has is taken"]
+    for warning in warnings:  # what the run says of itself does not change: the files are written again
         _log.warning("%s", warning)
     spec.require_end()
     with (
@@ -104,20 +104,20 @@ def go_on(place: Folder, spec: RunSpec, config: Config, reporting: Reporting) ->
         open_fleet(spec, place.path / "output") as fleet,
     ):
         reporting, loop, member = reporting.also(**display), make_loop(spec, fleet), Member(spec, place)
-        if loaded is None:
+        if saved is None:
             place.rewind(None)
-            if changes(config["environment"], now):  # nothing was done on the other machine that counts
-                config["environment"] = now
-            if config != place.config():
-                place.write_config(config)
+            if changes(record.environment, now):  # nothing was done on the other machine that counts
+                record = replace(record, environment=now)
+            if record != place.record():
+                place.write_record(record)
             loop.begin()
             return Runner(loop, [member], reporting).run()
-        content, rows, problems = loaded
+        content, rows, problems = saved
         notes += [f"{problem}; an older checkpoint was used" for problem in problems]
         version = content["state"]["version"]
         if spec.updates is not None and version > spec.updates:
             notes.append(f"the run has made {version} updates already, more than {spec.updates}")
-        if ended_as is not None and ended_as["ended"] == "stop" and not ended:
+        if outcome is not None and outcome["ended"] == "stop" and not ended:
             _log.warning(
                 "the run was stopped early at version %d (%s), and what stopped it still holds; to train on, begin "
                 "another run from it: dd.Server(initial_weights=%r)",
@@ -127,9 +127,9 @@ def go_on(place: Folder, spec: RunSpec, config: Config, reporting: Reporting) ->
             loop.load(content, rows)
         if not ended:
             place.rewind(content, rows)
-            if config != place.config():
-                place.write_config(config)
-        moved = changes(_last_environment(config, content["events"]), now)
+            if record != place.record():
+                place.write_record(record)
+        moved = changes(_last_environment(record, content["events"]), now)
         if moved and not ended:
             place.keep_aside(content["arrivals"])
             loop.recorder.event(EventKind.MACHINE, loop.now, loop.state.version, text=moved)
@@ -145,7 +145,7 @@ _TRUST = {"address": None, "host": "127.0.0.1", "insecure": False}  # what no fo
 
 def recorded_fleet(folder: str | Path, **trust: Any) -> WorkerFleet | None:
     """The real workers of a run that is to go on; whom it trusts (address, host, insecure) is said here alone."""
-    recorded = Folder(Path(folder)).config().get("fleet")
+    recorded = Folder(Path(folder)).record().fleet
     if recorded is None:
         if trust:
             raise BadInput(
@@ -166,42 +166,36 @@ def recorded_fleet(folder: str | Path, **trust: Any) -> WorkerFleet | None:
     return fleet
 
 
-def _real_workers(place: Folder, config: Config, fleet: WorkerFleet | None) -> WorkerFleet | None:
-    """The workers that a run goes on with, given again or as they were; None if they are simulated."""
+def _real_workers(place: Folder, record: RunRecord, fleet: WorkerFleet | None) -> WorkerFleet | None:
+    """The workers that a run continues with, given again or as they were; None if they are simulated."""
     if fleet is None:
         return recorded_fleet(place.path)
-    if "fleet" not in config or fleet.threads != config["threads"]:
-        kind = f"real workers with threads={config['threads']}" if "fleet" in config else "simulated workers"
+    if not record.real or fleet.threads != record.threads:
+        kind = f"real workers with threads={record.threads}" if record.real else "simulated workers"
         raise BadInput(f"the run was started with {kind}; pass a fleet of the same kind, or none.")
     return fleet
 
 
-def _last_environment(config: Config, events: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Where a run was computed last: where it began, with the changes that its events tell of."""
-    last = dict(config["environment"])
+def _last_environment(record: RunRecord, events: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Where a run was computed last: where it began, with the changes that its events record."""
+    last = dict(record.environment)
     for event in events:
-        if event["kind"] == "machine" and event["worker"] < 0:
+        if event["kind"] == EventKind.MACHINE and event["worker"] < 0:
             for change in event["text"].split("; "):
                 key, _, values = change.partition(": ")
                 last[key] = values.partition(" -> ")[2]
     return last
 
 
-def _as_it_ended(
-    place: Folder,
-    spec: RunSpec,
-    config: Config,
-    ended_as: Mapping[str, Any],
-    loaded: tuple[dict[str, Any], dict[str, Any], list[str]],
-) -> Run:
+def _as_it_ended(place: Folder, spec: RunSpec, record: RunRecord, ended: Mapping[str, Any], saved: Saved) -> Run:
     """A finished run of real workers, from what it left behind."""
     trace = place.trace()
     recorded = replace(spec, fleet=RecordedFleet(trace), schedule=None)
     with open_fleet(recorded) as fleet:
         loop = make_loop(recorded, fleet)
-        loop.load(loaded[0], loaded[1])
+        loop.load(saved.content, saved.rows)
         loop.recorder.events = trace.events
-        time, notes = float(ended_as["time"]), ended_as["notes"]
-        run = result(loop, 0, spec, place.table("metrics"), time, ended_as["ended"], notes, place)
-        best = best_of(place, config, ended_as, run.metrics, loop.state.weights)
+        time, notes = float(ended["time"]), ended["notes"]
+        run = result(loop, 0, spec, place.table("metrics"), time, ended["ended"], notes, place)
+        best = best_of(place, record, ended, run.metrics, loop.state.weights)
     return replace(run, workers=place.table("workers"), best=best)

@@ -163,7 +163,7 @@ class Runner:
         member.run = result(loop, k, member.spec, metrics, now, why, self._all_notes(k), member.folder)
         if member.folder is not None:
             summary = {**plain(member.run.summary()), "notes": list(member.run.notes), "moment": loop.moment}
-            member.folder.finish(member.run, {**summary, "config": member.folder.digest})
+            member.folder.finish(member.run, {**summary, "config": member.folder.known.digest})
             member.folder.close()
         if self._monitor is not None:
             self._monitor.log_evaluations(metrics.rows())

@@ -9,7 +9,6 @@ from typing import Any
 
 from ..core import Algorithm, Problem
 from ..core.devices import using_threads
-from ..core.environment import environment
 from ..core.errors import require_kind
 from ..engine.result import Run
 from ..storage.folder import Folder
@@ -17,7 +16,7 @@ from ..workers.ray_fleet import RayFleet
 from ..workers.settings import WorkerFleet
 from .fleets import make_loop, open_fleet
 from .names import label
-from .record import identified, require_same
+from .record import record_of, require_same
 from .resume import go_on
 from .runner import Member, Runner, require_possible, starting_workers
 from .settings import (
@@ -130,9 +129,9 @@ def run_one(
         path = spec.saving.path
         if path is not None and spec.saving.go_on and path.exists():
             folder = Folder(path)
-            require_same(identified(spec), folder)
+            require_same(record_of(spec), folder)
             with folder:
-                return go_on(folder, spec, folder.config(), reporting)
+                return go_on(folder, spec, folder.record(), reporting)
         spec.require_rules()
         if path is not None:
             Folder.require_new(path)  # before anything is computed for it
@@ -150,6 +149,8 @@ def _begin(spec: RunSpec, path: Path | None, reporting: Reporting) -> Run:
             loop.begin()
         if not spec.real:
             require_possible(loop, [member])
-        config = {**identified(spec), "environment": environment()} if path is not None else {}
-        with nullcontext() if path is None else Folder.create(path, config, spec.x, spec.problem.fixed()) as member.folder:
-            return Runner(loop, [member], reporting.also(**display)).run()
+        runner = Runner(loop, [member], reporting.also(**display))
+        if path is None:
+            return runner.run()
+        with Folder.create(path, record_of(spec), spec.x, spec.problem.fixed()) as member.folder:
+            return runner.run()

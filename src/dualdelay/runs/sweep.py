@@ -19,7 +19,6 @@ from ..batching.replicas import Apart, Replicas
 from ..core import Algorithm, Problem
 from ..core.devices import batches, using_precision, using_threads
 from ..core.draws import Draws
-from ..core.environment import environment
 from ..core.errors import BadInput, NotSaved, RunFailed, nearest, plain_number, shown
 from ..engine.evaluation import NAMES, require_metrics
 from ..engine.result import Run
@@ -28,10 +27,11 @@ from ..simulation.gradients import Batcher, GradientsInBatches
 from ..simulation.local_fleet import LocalFleet
 from ..storage.files import Damaged, save_table
 from ..storage.folder import Folder
+from ..storage.record import RunRecord
 from .fleets import virtual_clock
 from .grouping import fitting, grouped
 from .names import label, stem
-from .record import Config, identified, require_same
+from .record import record_of, require_same
 from .runner import Member, Runner, require_possible, run_together
 from .seeds import ProblemOf, seeded_problem, seeded_speeds, unvaried
 from .settings import (
@@ -399,17 +399,16 @@ def _side_by_side(points: Sequence[Point], options: Options, tell: Report) -> di
         placed[kind] = spec.problem
         members[k] = Member(spec)
     fingerprints: dict[int, str] = {}  # by problem, since they take long for much data
-    configs: dict[int, Config] = {}
+    records: dict[int, RunRecord] = {}
     for k, member in members.items():
         path, problem = member.spec.saving.path, member.spec.problem
         if path is not None:
             if id(problem) not in fingerprints:
                 fingerprints[id(problem)] = problem.fingerprint()
-            configs[k] = identified(member.spec, fingerprints[id(problem)])
+            records[k] = record_of(member.spec, fingerprints[id(problem)], len(points))
             if path.exists():
                 member.folder = Folder(path)
-                require_same(configs[k], member.folder)
-            configs[k] |= {"environment": environment(), "together": len(points)}
+                require_same(records[k], member.folder)
     specs = {k: member.spec for k, member in members.items() if not _has_ended(member)}  # those are only to be read
     parts = fitting(grouped(specs), specs, options.compute.memory_limit)
     runs: dict[int, Run] = {}
@@ -421,7 +420,7 @@ def _side_by_side(points: Sequence[Point], options: Options, tell: Report) -> di
             tell((len(runs) + share * count) / len(points), text)
 
         _compute(
-            [[members[k] for k in group] for group in part], [[configs.get(k) for k in group] for group in part], report
+            [[members[k] for k in group] for group in part], [[records.get(k) for k in group] for group in part], report
         )
         for k in itertools.chain(*part):
             if (run := members.pop(k).run) is not None:
@@ -438,7 +437,7 @@ def _has_ended(member: Member) -> bool:
 
 
 def _compute(
-    groups: Sequence[Sequence[Member]], configs: Sequence[Sequence[Config | None]], tell: Callable[[float], None]
+    groups: Sequence[Sequence[Member]], records: Sequence[Sequence[RunRecord | None]], tell: Callable[[float], None]
 ) -> None:
     """Bring groups to their ends side by side."""
     spec = groups[0][0].spec
@@ -463,7 +462,7 @@ def _compute(
                 kind = _kind(group[0].spec)
                 which = [next(i for i, p in enumerate(problems[kind]) if p is member.spec.problem) for member in group]
                 runners.append(_group(group, GradientsInBatches(batchers[kind], which)))
-            begin = {id(runner): some for runner, some in zip(runners, configs, strict=True)}
+            begin = {id(runner): some for runner, some in zip(runners, records, strict=True)}
             run_together(runners, lambda runner: _begin(runner, begin[id(runner)]), list(batchers.values()), report)
         except (BadInput, NotSaved):
             raise
@@ -496,7 +495,7 @@ def _group(members: Sequence[Member], gradients: GradientsInBatches) -> Runner:
     return Runner(loop, members)
 
 
-def _begin(runner: Runner, configs: Sequence[Config | None]) -> None:
+def _begin(runner: Runner, records: Sequence[RunRecord | None]) -> None:
     """Begin, or go on from the newest checkpoint that all runs have; those that parted since go on by themselves."""
     loop, members = runner.loop, runner.members
     assert isinstance(loop, Replicas)
@@ -515,10 +514,10 @@ def _begin(runner: Runner, configs: Sequence[Config | None]) -> None:
         loop.going.clear()
         return
     require_possible(loop, members)
-    for k, (member, config) in enumerate(zip(members, configs, strict=True)):
+    for k, (member, record) in enumerate(zip(members, records, strict=True)):
         path = member.spec.saving.path
-        if member.folder is None and path is not None and config is not None:
-            member.folder = Folder.create(path, config, member.spec.x, member.spec.problem.fixed())
+        if member.folder is None and path is not None and record is not None:
+            member.folder = Folder.create(path, record, member.spec.x, member.spec.problem.fixed())
         if member.folder is not None:
             member.folder.rewind(*((None,) if saved is None else (saved[0][k], saved[1][k])))
 

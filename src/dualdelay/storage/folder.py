@@ -13,8 +13,8 @@ import secrets
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
-from types import UnionType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,23 +26,13 @@ from ..engine.trace import ARRIVAL_COLUMNS, Course, Recorder, Table, Trace, is_t
 from . import files
 from .files import Damaged, Missing
 from .locks import LOCK_FILE, InUse, Lock
+from .record import RunRecord
 
-FORMAT = 2  # of a folder; other formats are refused
+FORMAT = 3  # of a folder; other formats are refused
 _FIXED = "fixed: "  # before the names of tensors that no training moves
 _CHECKPOINT = re.compile(r"(\d{12,})-([0-9a-f]{16})\.safetensors")  # moment and digest
 _PART = re.compile(r"(\d{12,})-(\d{12,})\.parquet")  # the arrivals and events that came before this part of the trace
 _SUBFOLDERS = ("checkpoints", "trace", "moved", "output")
-_EVALUATION = ("evaluate_every", "evaluate_seconds", "evaluate_samples", "evaluate_limit")
-_SETTINGS: dict[type | UnionType, tuple[str, ...]] = {
-    dict: ("algorithm", "problem", "environment"),
-    dict | None: ("stop", "optimizer"),
-    list: ("metrics", "layout"),
-    int: ("seed", "keep", "threads", "server_threads"),
-    int | float | None: ("updates", "time", "checkpoint_every", *_EVALUATION),
-    str: ("on_nonfinite", "table", "fingerprint", "start"),
-    str | None: ("keep_best",),
-}  # of every configuration, by the type of their values
-_SIMULATED = {dict: ("speeds", "link"), list: ("changes",), str: ("device", "precision"), bool: ("batch",)}
 
 
 class Saved(NamedTuple):
@@ -58,12 +48,6 @@ def digest_of(x: Tensor) -> str:
     return files.short_digest(files.tensor_bytes(x))
 
 
-def run_key(config: Mapping[str, Any]) -> str:
-    """Identifies a run's files by what it computes, not by how long it is, on which machine and how often it is saved."""
-    others = ("updates", "time", "environment", "keep", "checkpoint_every")
-    return files.json_digest({name: value for name, value in config.items() if name not in others})
-
-
 class Folder:
     """A run's folder on disk; as a context, locked until the end of the block."""
 
@@ -73,7 +57,8 @@ class Folder:
         self._lock = lock
         self._events = 0  # those in the saved parts of the trace
         self._course = Course()  # the digest of these parts
-        self._key = self._digest = ""
+        self._record: RunRecord | None = None  # as it was read or written last
+        self._key = ""
 
     def __enter__(self) -> Folder:
         self.hold()
@@ -119,8 +104,8 @@ class Folder:
         )
 
     @classmethod
-    def create(cls, path: Path, config: Mapping[str, Any], x: Tensor, fixed: Mapping[str, Tensor]) -> Folder:
-        """Create and lock a folder with its configuration, initial weights and fixed tensors, all at once or not at all."""
+    def create(cls, path: Path, record: RunRecord, x: Tensor, fixed: Mapping[str, Tensor]) -> Folder:
+        """Create and lock a folder with its record, initial weights and fixed tensors, all at once or not at all."""
         cls.require_new(path)
         try:
             files.make_folder(path.parent)
@@ -134,7 +119,7 @@ class Folder:
                     (temporary / name).mkdir()
                 weights = {"x": x, **{_FIXED + name: tensor for name, tensor in fixed.items()}}
                 files.save_weights(temporary / "start.safetensors", weights)
-                cls(temporary).write_config(config)
+                cls(temporary).write_record(record)
                 cls.require_new(path)  # a rename would replace an empty folder
                 temporary.rename(path)
                 files.sync_folder(path.parent)
@@ -147,45 +132,46 @@ class Folder:
         return cls(path, lock)
 
     @property
-    def digest(self) -> str:
-        """A digest of the configuration, as it was read or written last."""
-        self._digest = self._digest or files.json_digest(self.config())
-        return self._digest
+    def known(self) -> RunRecord:
+        """The record, as it was read or written last."""
+        return self._record or self.record()
 
     @property
     def key(self) -> str:
         """What every file of the run names it by."""
-        self._key = self._key or run_key(self.config())
+        self._key = self._key or self.known.key
         return self._key
 
-    def write_config(self, config: Mapping[str, Any]) -> None:
-        """Write the configuration, with the format of the folder and a digest of itself."""
-        self._digest = files.json_digest(config)
-        files.write_json(self.path / "config.json", {"format": FORMAT, **config})
+    def write_record(self, record: RunRecord) -> None:
+        """Write the record, with the format of the folder and a digest of itself."""
+        self._record = record
+        files.write_json(self.path / "config.json", {"format": FORMAT, **asdict(record)})
 
-    def config(self) -> dict[str, Any]:
-        """Read the configuration; refuses one that was edited, has another format or lacks a setting."""
+    def record(self) -> RunRecord:
+        """Read the record; refuses one that was edited, has another format or lacks a setting."""
         path = self.path / "config.json"
         try:
-            config = files.read_json(path)
+            values = files.read_json(path)
         except Missing:
             raise BadInput(f"{self.path} is not the folder of a run: there is no {path}.") from None
         except Damaged as error:
             raise BadInput(f"{error}. Undo the change, or start a new run.") from None
-        version = config.pop("format", 1)
+        version = values.pop("format", 1)
         if version != FORMAT:
             raise BadInput(
-                f"{self.path} has format {version!r:.50} and was written by dualdelay {config.get('dualdelay')!r:.50}; "
+                f"{self.path} has format {version!r:.50} and was written by dualdelay {values.get('dualdelay')!r:.50}; "
                 f"this version reads format {FORMAT}. Use the version that wrote it."
             )
-        if invalid := _invalid_settings(config):
-            raise BadInput(f"{path} has no valid {', '.join(invalid)}, so no run has written it. Use the folder of a run.")
-        return config
+        try:
+            self._record = RunRecord.from_json(values)
+        except BadInput as error:
+            raise BadInput(f"{path} has {error}, so no run has written it. Use the folder of a run.") from None
+        return self._record
 
     def _initial_tensors(self) -> dict[str, Tensor]:
         path = self.path / "start.safetensors"
         tensors = files.load_weights(path, "")
-        if "x" not in tensors or digest_of(tensors["x"]) != self.config()["start"]:
+        if "x" not in tensors or digest_of(tensors["x"]) != self.record().start:
             raise Damaged(f"{path} is that of another run")
         return tensors
 
@@ -197,7 +183,7 @@ class Folder:
         """Where in the flat weights each entry of the model's state dict is."""
         tensors = self._initial_tensors()
         fixed = {name.removeprefix(_FIXED): tensor for name, tensor in tensors.items() if name.startswith(_FIXED)}
-        return Names(self.config()["layout"], fixed)
+        return Names([(name, first, shape) for name, first, shape in self.record().layout], fixed)
 
     def checkpoints(self) -> list[Path]:
         """The checkpoints, oldest first."""
@@ -410,35 +396,6 @@ class Folder:
         """Refuse an undamaged file that is not the one listed in result.json."""
         if self.finished()["files"].get(name.partition(".")[0]) != digest and not reports:
             files.report_damage(f"{self.path / name} is not the one that the run has left", reports)
-
-
-def _invalid_settings(config: Mapping[str, Any]) -> list[str]:
-    """The names of settings that are missing, superfluous or of a type that no run writes."""
-    real = "fleet" in config
-    expected = [*_SETTINGS.items(), *({dict: ("fleet",)} if real else _SIMULATED).items()]
-    invalid = [name for kind, names in expected for name in names if name not in config or not _is_a(kind, config[name])]
-    if real:
-        invalid += [name for names in _SIMULATED.values() for name in names if name in config]
-    if invalid:
-        return invalid
-    layout, metrics, optimizer = config["layout"], config["metrics"], config["optimizer"]
-    valid = {
-        "layout": all(map(_is_layout_entry, layout)),
-        "metrics": all(isinstance(name, str) for name in metrics),
-        "optimizer": optimizer is None or optimizer.keys() >= {"optimizer", "schedule"},
-    }
-    return [name for name in valid if not valid[name]]
-
-
-def _is_a(kind: type | UnionType, value: object) -> bool:
-    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-
-
-def _is_layout_entry(value: Any) -> bool:
-    """Whether this says where in the flat weights an entry of the state dict is: its name, first number and shape."""
-    if not isinstance(value, list) or [type(part) for part in value] != [str, int, list]:
-        return False
-    return value[1] >= 0 and all(_is_a(int, size) and size >= 0 for size in value[2])
 
 
 def _numbered(folder: Path, pattern: re.Pattern[str]) -> list[Path]:

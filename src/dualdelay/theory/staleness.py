@@ -205,7 +205,7 @@ def _speed_model(speeds: SpeedModel | Run | Trace | str | Path) -> tuple[SpeedMo
             "dd.Run, a Trace or a run's folder."
         )
     folder = Folder(Path(speeds))
-    description = folder.config()["problem"]
+    description = folder.record().problem
     try:
         workers = rebuild("problem", description).workers
     except BadInput:  # the user's own problem, or its data are not here
