@@ -36,6 +36,8 @@ def by_seed(given: Any) -> Any:
     """A problem or a speed model with a seed of its own as a function of the seed, which then varies."""
     if isinstance(given, dd.Problem):
         return given.reseeded
+    if isinstance(given, dd.SimulatedFleet):
+        return replace(given, speeds=by_seed(given.speeds))
     return lambda seed: _with_seed(given, seed)
 
 
@@ -45,8 +47,8 @@ def _with_seed(speeds: Any, seed: int) -> Any:
     return replace(speeds, **changed, **({"seed": seed} if "seed" in values else {}))
 
 
-def unlike(n: int, d: int = 1, **options: Any) -> dd.Quadratic:
-    """Workers that disagree about small integers."""
+def heterogeneous(n: int, d: int = 1, **options: Any) -> dd.Quadratic:
+    """Workers whose losses have their minima at different small integers."""
     return dd.Quadratic([[float((7 * i + 3 * k) % 11 - 4) for k in range(d)] for i in range(n)], **options)
 
 

@@ -1,11 +1,16 @@
-"""What several tests share: a user's own methods, problems and data, and how two runs are compared bit for bit."""
+"""What several tests share: a user's own methods, problems and data, and how two runs are compared: bit for bit, or to
+rounding where one of them was computed side by side with others.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,6 +19,7 @@ from torch.nn.functional import cross_entropy
 import dualdelay as dd
 from dualdelay.core import Order
 from flat import simulate
+from helpers import audit, by_seed, drift, operations, rounding
 from tables import ALGORITHMS, CASES, LR
 
 FILES = ("trace.parquet", "metrics.parquet", "model.safetensors", "result.json")
@@ -44,6 +50,76 @@ def seen(run: dd.Run) -> dict[str, Any]:
 def content(folder: Path) -> dict[str, bytes]:
     """Every file below a folder."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def _near(a: Any, b: Any, *tolerance: float) -> bool:
+    """Whether plain values are equal and the numbers in their tensors nearly so, in share and in size."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and torch.allclose(a.double(), b.double(), *tolerance, equal_nan=True)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(_near(x, y, *tolerance) for x, y in zip(a, b, strict=True))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_near(a[key], b[key], *tolerance) for key in a)
+    return bool(a == b)
+
+
+def _tolerance(single: dd.Run, samples: int = 0) -> tuple[float, float]:
+    """How far a run may be from the same run among others: as a share, and at the size of weights and gradients.
+
+    Its gradients and means over so many samples are rounded, and its weights have drifted. Of a quadratic the root of twice
+    the loss is the size of a gradient, and a network's are smaller.
+    """
+    kind, k = single.x.dtype, operations(single.problem)
+    share = rounding(operations(single.problem, samples), kind) + drift(single.version, single.algorithm.lr, k, kind)
+    losses = single.trace.loss[np.isfinite(single.trace.loss)]
+    return share, share * max(1.0, float(single.x.abs().max()), math.sqrt(2 * losses.max(initial=0.0)))
+
+
+SCHEDULE = ("time", "seconds", "worker", "draw", "version", "after")  # columns of a trace that depend on no rounding
+
+
+def mismatches(run: dd.Run | None, single: dd.Run | None) -> list[str]:
+    """What in a run that was computed side by side with others differs from the run by itself by more than rounding."""
+    if run is None or single is None:
+        return [] if run is single else [f"{run} and {single}"]
+    wrong = [f"trace {name}" for name in SCHEDULE if run.trace[name].tobytes() != single.trace[name].tobytes()]
+    wrong += [f"metric {k}" for k in ("time", "version") if not np.array_equal(run.metrics[k], single.metrics[k])]
+    wrong += [k for k in ("ended", "time", "version", "rejected") if getattr(run, k) != getattr(single, k)]
+    wrong += [] if run.trace.events == single.trace.events else ["events"]
+    wrong += [] if list(run.metrics) == list(single.metrics) else ["names of metrics"]
+    if wrong:
+        return wrong
+    numbers = {f"metric {name}": (run.metrics[name], single.metrics[name]) for name in single.metrics}
+    numbers["trace loss"] = run.trace.loss, single.trace.loss
+    tolerances = dict.fromkeys(numbers, _tolerance(single, samples=1437))  # all digits, if one worker has them all
+    if single.x.dtype == torch.float32:
+        tolerances["metric accuracy"] = (0.0, 1.5 / 360)  # one test image may lie on the edge of two classes
+    wrong = [name for name, pair in numbers.items() if not np.allclose(*pair, *tolerances[name], equal_nan=True)]
+    for f in fields(single.state):  # the table is not kept, and a generator is no number
+        one, other = getattr(run.state, f.name), getattr(single.state, f.name)
+        if f.name not in ("table", "optimizer", "lent", "rng") and not _near(one, other, *_tolerance(single)):
+            wrong.append(f"state {f.name}: {one} and {other}")
+    if (run.audit is None) != (single.audit is None) or (run.audit is not None and run.audit > audit(run)):
+        wrong.append(f"audit {run.audit}")
+    return wrong
+
+
+def both(grid: Mapping[str, Sequence[Any]], *where: Any, **options: Any) -> tuple[dd.Sweep, dd.Sweep]:
+    """A sweep whose runs advance side by side, and one whose runs are computed one after the other."""
+    if len(grid.get("seed", ())) > 1:
+        where = tuple(map(by_seed, where))
+    compute = options.pop("compute", dd.Compute())
+    together, alone = (dd.sweep(grid, *where, compute=replace(compute, batch=batch), **options) for batch in (True, False))
+    return together, alone
+
+
+def computed_both_ways(grid: Mapping[str, Sequence[Any]], *where: Any, **options: Any) -> dd.Sweep:
+    """A sweep whose runs advance side by side; each has been compared with the run by itself."""
+    together, alone = both(grid, *where, **options)
+    assert (together.points, together.failed) == (alone.points, alone.failed)
+    wrong = [mismatches(*pair) for pair in zip(together.runs, alone.runs, strict=True)]
+    assert {str(point): found for point, found in zip(together.points, wrong, strict=True) if found} == {}
+    return together
 
 
 class Killed(BaseException):
@@ -133,6 +209,19 @@ class Cuts(Holes):
         return gradient[:1]
 
 
+class Steep(dd.Quadratic):
+    """A gradient far from the start is not finite: runs with large steps meet it, others do not."""
+
+    def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
+        gradient, loss = super().gradient(x, worker, draw)
+        return gradient * (math.nan if float(x.norm()) > 9.0 and draw % 3 else 1.0), loss
+
+
+def digits(alpha: float, **options: Any) -> dd.Digits:
+    """Handwritten digits split over four workers, with a network of 4 hidden units."""
+    return dd.Digits(**{"workers": 4, "alpha": alpha, "hidden": 4, "batch_size": 8, **options})
+
+
 def shards(workers: int = 3, samples: int = 20, features: int = 6, classes: int = 3, seed: int = 0) -> list[Any]:
     rng = torch.Generator().manual_seed(seed)
     sizes = [samples + 4 * worker for worker in range(workers)]
@@ -197,6 +286,7 @@ class Scenario:
 usual = Scenario(dd.DuDe(LR, memory="workers"))  # a run of 24 updates
 centers = [[0.0, 1.0], [6.0, 0.0], [2.0, 2.0]]
 three = dd.speeds.ExponentialSpeeds([0.5, 1.0, 2.0], seed=5)
+four = CASES["noisy"][1]
 moves = (dd.speeds.join(3, 2.5), dd.speeds.leave(1, 4.0), dd.speeds.join(1, 7.0), dd.speeds.leave(0, 9.0))
 paces = dd.speeds.ChangingSpeeds(dd.FixedSpeeds([1, 1, 2, 3]), [3.0, 6.5], [[1, 1, 1, 1], [9, 1, 1, 0.5], [1, 2, 3, 4]])
 rare = dd.FixedSpeeds([5.0] * 4)  # after second 10 nothing arrives until 15

@@ -11,7 +11,7 @@ import torch
 import dualdelay as dd
 from dualdelay.runs.names import label
 from flat import simulate
-from helpers import archive, audit, rounding, same, unlike
+from helpers import archive, audit, heterogeneous, rounding, same
 from own import Killed, differences, kill_at, moves
 from tables import ALGORITHMS, CASES, LR
 
@@ -26,7 +26,7 @@ ROWS = {**ALGORITHMS, **{f"{name} by n": method for name, method in BOUND.items(
 
 def without(worker, noise=0.0):
     """Four workers, and the same without one of them."""
-    four = unlike(4, 2, curvatures=[1.0, 2.0, 0.5, 1.0], noise=noise)
+    four = heterogeneous(4, 2, curvatures=[1.0, 2.0, 0.5, 1.0], noise=noise)
     centers, curvatures = four.settings["centers"], four.settings["curvatures"]
     left = [i for i in range(4) if i != worker]
     three = dd.Quadratic([centers[i] for i in left], [curvatures[i] for i in left], noise=noise)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import dualdelay as dd
 from dualdelay.problems import exact
-from helpers import AGGREGATING, apart, archive, audit, drift, few, rounding, same, times, unlike
+from helpers import AGGREGATING, apart, archive, audit, drift, few, heterogeneous, rounding, same, times
 from tables import ALGORITHMS, CASES
 
 pytestmark = pytest.mark.numeric
@@ -64,7 +64,7 @@ def test_jobs_name_their_gradients_and_steps_follow_the_mean_of_the_latest(row, 
 @given(times, st.integers(1, 7), st.sampled_from(["wait", "busy", "zeros"]))
 def test_the_sum_is_right_whatever_the_speeds_and_wherever_the_memory(seconds, wait_for, start):
     n, all_models, size = len(seconds), [], 16.0  # no weight and no gradient is larger
-    problem = unlike(n, 2, noise=1.0)
+    problem = heterogeneous(n, 2, noise=1.0)
     for memory in ("server", "workers"):
         latest, models, jobs = {}, [problem.start(0)], []
 
@@ -146,7 +146,7 @@ def test_fedbuff_divides_by_the_size_of_its_buffer():
 
 def test_a_method_without_memory_keeps_nothing_per_worker():
     n = 20_000
-    problem, speeds = unlike(n), dd.FixedSpeeds([1.0 + i / n for i in range(n)])
+    problem, speeds = heterogeneous(n), dd.FixedSpeeds([1.0 + i / n for i in range(n)])
     run = dd.simulate(dd.VanillaASGD(2.0**-20), problem, speeds, updates=3000, evaluation=dd.Evaluation(every=3000))
     assert run.trace.worker.tolist() == list(range(3000)) and run.state.n == n
     sizes = [part.numel() for f in fields(run.state) if isinstance(part := getattr(run.state, f.name), torch.Tensor)]

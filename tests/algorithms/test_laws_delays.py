@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import dualdelay as dd
 from dualdelay.engine.delays import delay_grids
 from flat import simulate
-from helpers import AGGREGATING, few, rounding, stepping, times, unlike
+from helpers import AGGREGATING, few, heterogeneous, rounding, stepping, times
 from tables import ALGORITHMS, CASES
 
 
@@ -50,7 +50,7 @@ def test_the_two_delays_of_dude(seconds, wait_for):
     # I-4
     n = len(seconds)
     c = min(wait_for, n)
-    run = dd.simulate(dd.DuDe(0.01, c), unlike(n), dd.FixedSpeeds(seconds), updates=60)
+    run = dd.simulate(dd.DuDe(0.01, c), heterogeneous(n), dd.FixedSpeeds(seconds), updates=60)
     tau, d = delay_grids(run.trace, n)
     assert (tau[0] == 1).all() and (d[0] == 0).all()
     assert (tau >= d + 1).all() and ((d[1:] == 0).sum(1) == c).all()
@@ -63,7 +63,7 @@ def test_the_two_delays_of_dude(seconds, wait_for):
 @pytest.mark.parametrize(("n", "c"), [(n, c) for n in (1, 2, 3, 5, 6) for c in range(1, n + 1) if n % c == 0])
 def test_round_robin(n, c):
     # I-5: a gradient is n/c updates old when it comes and ages for n/c - 1 more until it is replaced
-    run = dd.simulate(dd.DuDe(0.01, c), unlike(n), dd.FixedSpeeds([1.0] * n), updates=50)
+    run = dd.simulate(dd.DuDe(0.01, c), heterogeneous(n), dd.FixedSpeeds([1.0] * n), updates=50)
     _, d = delay_grids(run.trace, n)
     assert (run.delays.tau_max, run.delays.arrival_max, d.max()) == (2 * n // c - 1, n // c, n // c - 1)
     assert c > 1 or (d[n:].sum(1) == n * (n - 1) // 2).all()
@@ -81,7 +81,7 @@ def test_delays_and_jobs_in_flight_sum_to_n_times_updates(seconds, algorithm):
     # I-6: each update ages all n jobs in flight by one; DuDe's first update is everybody's, so ageing starts after it
     n, total = len(seconds), 0
     first = n if isinstance(algorithm, dd.DuDe) else 0
-    for arrival, loop in enumerate(stepping(algorithm, unlike(n), dd.FixedSpeeds(seconds), first + 60), 1):
+    for arrival, loop in enumerate(stepping(algorithm, heterogeneous(n), dd.FixedSpeeds(seconds), first + 60), 1):
         T = loop.state.version
         if arrival > first:
             total += T - loop.recorder.trace().version[-1]
@@ -104,7 +104,7 @@ COUNTS = {  # I-7: updates by time t with fixed seconds s and two steps per job
 @given(st.lists(st.sampled_from([0.5, 1.0, 2.0, 4.0]), min_size=1, max_size=6), st.integers(0, 48))
 def test_updates_by_a_given_time(name, seconds, quarters):
     algorithm, count = COUNTS[name]
-    problem = dd.LocalSteps(unlike(len(seconds)), 2, 0.01)
+    problem = dd.LocalSteps(heterogeneous(len(seconds)), 2, 0.01)
     run = dd.simulate(algorithm, problem, dd.FixedSpeeds(seconds), time=quarters / 4, evaluation=dd.Evaluation(every=100))
     assert run.version == count(quarters / 4, [2 * s for s in seconds])
 

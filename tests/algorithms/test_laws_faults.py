@@ -10,7 +10,7 @@ import torch
 import dualdelay as dd
 from dualdelay.engine.delays import delay_grids
 from flat import simulate
-from helpers import apart, archive, audit, drift, same, unlike
+from helpers import apart, archive, audit, drift, heterogeneous, same
 from own import Fresh
 from tables import ALGORITHMS, CASES, LR
 
@@ -27,7 +27,7 @@ class Faulty(dd.Quadratic):
     """The jobs that ``bad`` picks give something that is no gradient."""
 
     def __init__(self, bad, spoil="nan", noise=0.5):
-        super().__init__(unlike(4, 2).settings["centers"], [1.0, 2.0, 0.5, 1.0], noise=noise)
+        super().__init__(heterogeneous(4, 2).settings["centers"], [1.0, 2.0, 0.5, 1.0], noise=noise)
         self._spoil, self._bad = SPOILS[spoil], bad
 
     def gradient(self, x, worker, draw):

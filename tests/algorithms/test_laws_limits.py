@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dualdelay as dd
-from helpers import archive, few, rounding, unlike
+from helpers import archive, few, heterogeneous, rounding
 from tables import ALGORITHMS, CASES, LR
 
 RESTING = {
@@ -66,7 +66,7 @@ def test_equal_shares_of_the_jobs_circle_about_the_solution(algorithm, error):
 @given(st.lists(st.sampled_from([0.5, 1.0, 2.0, 4.0]), min_size=2, max_size=5), st.floats(0.02, 0.05))
 def test_read_points_of_the_vanilla_cycle_average_to_its_limit(seconds, lr):
     # I-9: in 4 seconds, a multiple of every time, worker i arrives 4 / s_i times, and their steps cancel on the cycle
-    problem, counts = unlike(len(seconds)), np.array([4 / s for s in seconds])
+    problem, counts = heterogeneous(len(seconds)), np.array([4 / s for s in seconds])
     run, models = archive(dd.VanillaASGD(lr), problem, dd.FixedSpeeds(seconds), updates=1400)
     expected = counts @ np.array(problem.settings["centers"])[:, 0] / counts.sum()
     assert read_points(run, models)[-int(counts.sum()) :].mean() == pytest.approx(expected, abs=1e-10)
@@ -134,7 +134,7 @@ def test_workers_that_agree_are_solved_by_every_method(row):
 def test_gradients_stay_below_the_bound_of_theorem_1():
     # I-22: 32 Delta / (T eta) + 128 L tau eta sigma^2 / n + 128 L^3 tau^2 eta^3 sigma^2 / n for eta <= 1 / (64 L tau)
     n, d, noise, L, tau, T = 4, 3, 0.5, 2.0, 7, 3000
-    problem = unlike(n, d, curvatures=[2.0, 1.0, 0.5, 1.5], noise=noise)
+    problem = heterogeneous(n, d, curvatures=[2.0, 1.0, 0.5, 1.5], noise=noise)
     eta, sigma2 = 1 / (64 * L * tau), noise**2 * d
     run, models = archive(dd.DuDe(eta), problem, dd.FixedSpeeds([1.0] * n), updates=T)
     assert run.delays.tau_max == tau

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import dualdelay as dd
 import rivals
 from dualdelay.runs.names import label
-from helpers import apart, archive, drift, few, operations, rounding, same, stepping, unlike
+from helpers import apart, archive, drift, few, heterogeneous, operations, rounding, same, stepping
 from tables import CASES, LR
 
 # seconds, curvatures, centers
@@ -415,7 +415,7 @@ def test_equal_probabilities_are_uniform_draws(case):
 @pytest.mark.numeric
 def test_equal_probabilities_are_uniform_draws_where_one_over_n_is_rounded():
     # in float64 49 (1/49) is less than 1
-    case = unlike(49), dd.FixedSpeeds([1.0 + i / 64 for i in range(49)])
+    case = heterogeneous(49), dd.FixedSpeeds([1.0 + i / 64 for i in range(49)])
     kinds = (
         dd.UniformASGD(0.01),
         dd.algorithms.GeneralizedASGD(0.01),
@@ -517,8 +517,10 @@ def test_one_worker_is_plain_sgd(algorithm):
     expected = [x, *(x := x - (x - 40.0) / 8 for _ in range(10))]
     run, models = follow(algorithm, dd.Quadratic([[40.0]]), dd.FixedSpeeds([0.75]), updates=10)
     assert [float(x) for x in models] == expected and run.time == 7.5
-    noisy = unlike(1, 2, noise=1.0)
-    exact = unlike(1, 2) if isinstance(algorithm, dd.algorithms.IAG | dd.algorithms.SAG | dd.algorithms.SAGA) else noisy
+    noisy = heterogeneous(1, 2, noise=1.0)
+    exact = (
+        heterogeneous(1, 2) if isinstance(algorithm, dd.algorithms.IAG | dd.algorithms.SAG | dd.algorithms.SAGA) else noisy
+    )
     x = noisy.start(0)
     expected = [x, *(x := x - exact.gradient(x, 0, draw)[0] / 8 for draw in range(30))]
     _, models = follow(algorithm, noisy, dd.FixedSpeeds([0.75]), updates=30)
@@ -559,8 +561,8 @@ def test_sag_with_a_full_table_makes_the_updates_of_siag(instance):
 @pytest.mark.numeric
 @pytest.mark.parametrize("kind", [dd.algorithms.IAG, dd.algorithms.SAG, dd.algorithms.SAGA])
 def test_exact_gradients_have_no_noise_and_cost_all_minibatches(kind):
-    _, still = follow(kind(LR), unlike(3, 2), dd.FixedSpeeds([1.0, 2.0, 4.0]), updates=40)
-    run, models = follow(kind(LR), unlike(3, 2, noise=3.0), dd.FixedSpeeds([1.0, 2.0, 4.0]), updates=40)
+    _, still = follow(kind(LR), heterogeneous(3, 2), dd.FixedSpeeds([1.0, 2.0, 4.0]), updates=40)
+    run, models = follow(kind(LR), heterogeneous(3, 2, noise=3.0), dd.FixedSpeeds([1.0, 2.0, 4.0]), updates=40)
     assert same(still, models) and set(run.trace.seconds) == {1.0, 2.0, 4.0}
     # 20, 7 and 9 samples in minibatches of 4 are 5, 2 and 3 times the seconds of one
     draws = torch.Generator().manual_seed(0)
@@ -587,7 +589,7 @@ def test_exact_gradients_have_no_noise_and_cost_all_minibatches(kind):
 @given(st.lists(st.floats(0.1, 5.0), min_size=1, max_size=6))
 def test_rounds_of_ringleader(seconds):
     # I-17: in a round of n updates everybody gets one new model, and counts with the mean of what it took at the one before
-    n, problem = len(seconds), unlike(len(seconds), 2, noise=1.0)
+    n, problem = len(seconds), heterogeneous(len(seconds), 2, noise=1.0)
     models, ends = [problem.start(0)], [0.0]
     taken = {i: [] for i in range(n)}  # since each worker's last new model
     counted = {}  # what those who have their new model count with until the round ends
@@ -640,7 +642,7 @@ def test_what_is_in_a_round(name):
 def test_shares_follow_the_speeds():
     # at first worker 1 is the slowest by 8 to 1, later worker 0 by 2 to 1; each worker's mean time so far decides
     speeds = dd.speeds.ChangingSpeeds(dd.FixedSpeeds([1.0, 1.0]), [20.0], [[1.0, 8.0], [16.0, 8.0]])
-    trace = dd.simulate(dd.algorithms.SyncBySpeed(0.01), unlike(2), speeds, updates=12).trace
+    trace = dd.simulate(dd.algorithms.SyncBySpeed(0.01), heterogeneous(2), speeds, updates=12).trace
     times = [[], []]
     for version in range(12):
         mine = [trace.seconds[(trace.version == version) & (trace.worker == i)] for i in (0, 1)]
@@ -673,14 +675,14 @@ def busy(loop):
 @few
 @given(fives)
 def test_every_worker_has_one_job_at_all_times(algorithm, seconds):
-    assert all(busy(loop) == [0, 1, 2, 3, 4] for loop in stepping(algorithm, unlike(5), dd.FixedSpeeds(seconds), 60))
+    assert all(busy(loop) == [0, 1, 2, 3, 4] for loop in stepping(algorithm, heterogeneous(5), dd.FixedSpeeds(seconds), 60))
 
 
 @few
 @given(fives)
 def test_a_threshold_with_stops_leaves_nothing_old_in_flight(seconds):
     for loop in stepping(
-        dd.algorithms.RingmasterASGD(0.01, threshold=3, stop=True), unlike(5), dd.FixedSpeeds(seconds), 60
+        dd.algorithms.RingmasterASGD(0.01, threshold=3, stop=True), heterogeneous(5), dd.FixedSpeeds(seconds), 60
     ):
         assert max(loop.state.version - job.version for job in loop.fleet.in_flight) < 3
 
@@ -688,7 +690,9 @@ def test_a_threshold_with_stops_leaves_nothing_old_in_flight(seconds):
 @few
 @given(fives, st.sampled_from([1.0, 7.0, math.inf]))
 def test_aced_waits_once_and_then_keeps_everybody_busy(seconds, max_delay):
-    for events, loop in enumerate(stepping(dd.algorithms.ACED(0.01, max_delay), unlike(5), dd.FixedSpeeds(seconds), 60), 1):
+    for events, loop in enumerate(
+        stepping(dd.algorithms.ACED(0.01, max_delay), heterogeneous(5), dd.FixedSpeeds(seconds), 60), 1
+    ):
         assert len(set(busy(loop))) == len(busy(loop)) == (5 - events if events < 5 else 5)
 
 
@@ -696,14 +700,14 @@ def test_aced_waits_once_and_then_keeps_everybody_busy(seconds, max_delay):
 @given(fives)
 def test_generalized_has_n_jobs_in_all(seconds):
     algorithm = dd.algorithms.GeneralizedASGD(0.01, probabilities=[0.1, 0.15, 0.2, 0.25, 0.3])
-    assert all(len(busy(loop)) == 5 for loop in stepping(algorithm, unlike(5), dd.FixedSpeeds(seconds), 60))
+    assert all(len(busy(loop)) == 5 for loop in stepping(algorithm, heterogeneous(5), dd.FixedSpeeds(seconds), 60))
 
 
 @pytest.mark.parametrize(("kind", "together"), [(dd.algorithms.IAG, 5), (dd.algorithms.SAG, 1), (dd.algorithms.SAGA, 5)])
 @few
 @given(seconds=fives)
 def test_one_worker_at_a_time(kind, together, seconds):
-    for events, loop in enumerate(stepping(kind(0.01), unlike(5), dd.FixedSpeeds(seconds), 60), 1):
+    for events, loop in enumerate(stepping(kind(0.01), heterogeneous(5), dd.FixedSpeeds(seconds), 60), 1):
         assert len(busy(loop)) == max(1, together - events)
         assert events < together or [job.version for job in loop.fleet.in_flight] == [loop.state.version]
 
@@ -712,7 +716,7 @@ def test_one_worker_at_a_time(kind, together, seconds):
 @given(fives, st.floats(0.2, 3.0))
 def test_fedfix_lets_those_wait_who_have_reported_since_the_tick(seconds, period):
     waiting = set()
-    for loop in stepping(dd.algorithms.FedFix(0.01, period=period), unlike(5), dd.FixedSpeeds(seconds), 80):
+    for loop in stepping(dd.algorithms.FedFix(0.01, period=period), heterogeneous(5), dd.FixedSpeeds(seconds), 80):
         trace, wakes = loop.recorder.trace(), loop.recorder.events
         if wakes and wakes[-1]["row"] == len(trace):  # the last thing that happened is a tick
             assert wakes[-1]["time"] == len(wakes) * period
@@ -726,7 +730,7 @@ def test_fedfix_lets_those_wait_who_have_reported_since_the_tick(seconds, period
 @given(fives)
 def test_rounds_by_speed_keep_those_busy_who_have_to_give_more(seconds):
     given_so_far, shares = [0] * 5, [1] * 5
-    for loop in stepping(dd.algorithms.SyncBySpeed(0.01), unlike(5), dd.FixedSpeeds(seconds), 120):
+    for loop in stepping(dd.algorithms.SyncBySpeed(0.01), heterogeneous(5), dd.FixedSpeeds(seconds), 120):
         given_so_far[loop.recorder.trace().worker[-1]] += 1
         if given_so_far == shares:
             given_so_far, shares = [0] * 5, [max(1, math.floor(max(seconds) / s + 1e-9)) for s in seconds]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 import dualdelay as dd
 from dualdelay.runs.names import label
-from helpers import few, rounding, stepping, times, unlike
+from helpers import few, heterogeneous, rounding, stepping, times
 from tables import ALGORITHMS, CASES
 
 
@@ -15,7 +15,9 @@ from tables import ALGORITHMS, CASES
 def test_n_jobs_are_in_flight_at_all_times(seconds, algorithm):
     # I-15: queued ones included
     n = len(seconds)
-    assert all(len(loop.fleet.in_flight) == n for loop in stepping(algorithm, unlike(n), dd.FixedSpeeds(seconds), 80))
+    assert all(
+        len(loop.fleet.in_flight) == n for loop in stepping(algorithm, heterogeneous(n), dd.FixedSpeeds(seconds), 80)
+    )
 
 
 CANCELLING = ("malenia", "rennala", "ringmaster stops")  # a cancelled job's draw is used up
@@ -76,4 +78,4 @@ def test_updates_per_second(algorithm, rate, error):
 def test_a_change_of_pace_reaches_a_job_under_way():
     # 4 seconds of work: 1 done by time 1, then half pace until 3 makes 1 more, the last 2 at double pace take 1
     speeds = dd.speeds.ChangingSpeeds(dd.FixedSpeeds([4.0]), [1.0, 3.0], [[1.0], [2.0], [0.5]])
-    assert dd.simulate(dd.VanillaASGD(0.1), unlike(1), speeds, updates=2).trace.time.tolist() == [4.0, 6.0]
+    assert dd.simulate(dd.VanillaASGD(0.1), heterogeneous(1), speeds, updates=2).trace.time.tolist() == [4.0, 6.0]

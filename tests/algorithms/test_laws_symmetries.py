@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import dualdelay as dd
 from dualdelay.runs.names import label
-from helpers import apart, archive, drift, few, same, unlike
+from helpers import apart, archive, drift, few, heterogeneous, same
 from tables import ALGORITHMS, CASES
 
 NAMING = {"uniform", "shuffled", "mifa active", "siag", "generalized", "iag", "sag", "saga"}  # who is next goes by number
@@ -70,7 +70,7 @@ def test_equal_speeds_alone_are_not_synchronous_sgd():
 def test_one_worker_is_plain_sgd(algorithm):
     _, models = archive(algorithm, dd.Quadratic([[40.0]]), dd.FixedSpeeds([0.3]), updates=10)
     assert [float(x) for x in models] == sgd(0.0, 40.0, 10)
-    noisy = unlike(1, 2, noise=1.0)
+    noisy = heterogeneous(1, 2, noise=1.0)
     expected = [noisy.start(0)]
     for draw in range(30):
         expected.append(expected[-1] - noisy.gradient(expected[-1], 0, draw)[0] / 8)
@@ -104,7 +104,7 @@ def test_time_scales(row, seconds, k):
 @pytest.mark.parametrize("row", ALGORITHMS)
 def test_space_has_no_origin(row):
     # I-14
-    b, shift = torch.tensor(unlike(4, 2).settings["centers"]), torch.tensor([3.0, -5.0])
+    b, shift = torch.tensor(heterogeneous(4, 2).settings["centers"]), torch.tensor([3.0, -5.0])
     runs = (
         archive(ALGORITHMS[row], dd.Quadratic(b + c, UNEQUAL, noise=0.5, start=c), CASES["noisy"][1], updates=60)
         for c in (torch.zeros(2), shift)
@@ -128,7 +128,7 @@ class Relabelled(dd.Quadratic):
 def test_workers_numbers_mean_nothing(row, order):
     # I-14
     seconds = (0.83, 1.37, 2.11, 3.01)  # never two at once
-    problem = Relabelled(unlike(4, 2).settings["centers"], UNEQUAL, noise=0.5)
+    problem = Relabelled(heterogeneous(4, 2).settings["centers"], UNEQUAL, noise=0.5)
     run, models = archive(ALGORITHMS[row], problem, dd.FixedSpeeds(seconds), updates=60)
     problem.order = order
     other, others = archive(ALGORITHMS[row], problem, dd.FixedSpeeds([seconds[i] for i in order]), updates=60)

@@ -1,89 +1,119 @@
+"""What loggers are called with: a run's vital signs and its evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 import dualdelay as dd
-from dualdelay.engine.monitor import Monitor
+from dualdelay.engine import monitor
 from dualdelay.runs.names import label
-from helpers import stepping, unlike
+from helpers import heterogeneous, stepping
+from tables import LR
 
-SPEEDS = [1.0, 1.7, 2.9, 7.0]
+SPEEDS = dd.FixedSpeeds([1.0, 1.7, 2.9, 7.0])
 
 
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        dd.DuDe(lr=0.05),
-        dd.DuDe(lr=0.05, wait_for=3),
-        dd.DuDe(lr=0.05, start="busy"),
-        dd.VanillaASGD(lr=0.05),
-        dd.FedBuff(lr=0.05, buffer=3),
-        dd.SyncSGD(lr=0.05),
-    ],
-    ids=lambda algorithm: label(algorithm),
-)
+class Clock:
+    """Seconds that pass as a test says: ``tick`` of them each time that somebody looks."""
+
+    def __init__(self) -> None:
+        self.now, self.tick = 0.0, 2.0**-20
+
+    def perf_counter(self) -> float:
+        self.now += self.tick
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    """So slow that signs are logged at the end alone, however long a test takes."""
+    clock = Clock()
+    monkeypatch.setattr(monitor, "time", SimpleNamespace(perf_counter=clock.perf_counter))
+    yield clock
+
+
+def logged(algorithm: Any, fleet: Any = SPEEDS, **options: Any) -> tuple[dd.Run, list[tuple[int, dict[str, float]]]]:
+    """A run, and the versions and values that its logger was called with."""
+    calls: list[tuple[int, dict[str, float]]] = []
+    reporting = dd.Reporting(log=[lambda version, values: calls.append((version, dict(values)))])
+    return dd.simulate(algorithm, heterogeneous(4), fleet, watch=reporting, **options), calls
+
+
+METHODS = [
+    dd.DuDe(LR),
+    dd.DuDe(LR, wait_for=3),
+    dd.DuDe(LR, start="busy"),
+    dd.VanillaASGD(LR),
+    dd.FedBuff(LR, buffer=3),
+    dd.SyncSGD(LR),
+]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=label)
 @pytest.mark.parametrize("updates", [1, 2, 60])
-def test_the_live_tau_max_is_that_of_the_trace(algorithm, updates):
-    told = []
-    run = dd.simulate(
-        algorithm,
-        unlike(4),
-        dd.FixedSpeeds(SPEEDS),
-        updates=updates,
-        watch=dd.Reporting(log=[lambda version, values: told.append(values)]),
-    )
-    assert told[-1]["tau_max"] == run.delays.tau_max
+def test_the_live_tau_max_is_that_of_the_trace(method: Any, updates: int) -> None:
+    run, calls = logged(method, updates=updates)
+    assert calls[-1][1]["tau_max"] == run.delays.tau_max
 
 
-def test_what_loggers_are_told():
-    told = []
-    run = dd.simulate(
-        dd.DuDe(lr=0.05),
-        unlike(4),
-        dd.SimulatedFleet(dd.FixedSpeeds(SPEEDS), changes=[dd.speeds.leave(3, 20.0), dd.speeds.join(3, 30.0)]),
-        time=50.0,
-        watch=dd.Reporting(log=[lambda version, values: told.append((version, dict(values)))]),
-    )
-    version, values = told[-1]
-    assert version == run.version
-    assert values["faults/left"] == 1.0 and values["faults/joined"] == 1.0 and values["faults/crashed"] == 0.0
-    rates = [values[f"worker/{worker}/rate"] for worker in range(4)]
-    assert rates == sorted(rates, reverse=True) and rates[3] > 0
-    assert sum(rates) / values["updates_per_second"] == pytest.approx(len(run.trace) / run.version)
-    assert values["time"] == run.trace.time[-1]
-    evaluations = [(version, values["objective"]) for version, values in told if "objective" in values]
+def test_the_signs_at_the_end_are_those_of_the_trace() -> None:
+    changes = [dd.speeds.leave(3, 20.0), dd.speeds.join(3, 30.0)]
+    run, calls = logged(dd.DuDe(LR), dd.SimulatedFleet(SPEEDS, changes=changes), time=50.0)
+    version, signs = calls[-1]
+    assert (version, signs["time"]) == (run.version, run.trace.time[-1])
+    assert {kind: count for kind, count in signs.items() if kind.startswith("faults/") and count} == {
+        "faults/left": 1.0,
+        "faults/joined": 1.0,
+    }
+    rows = [(run.trace.worker == worker).nonzero()[0] for worker in range(4)]
+    for worker, own in enumerate(rows):
+        arrivals_per_update = signs[f"worker/{worker}/rate"] / signs["updates_per_second"]
+        assert arrivals_per_update == pytest.approx(len(own) / run.version)
+        assert signs[f"worker/{worker}/delay"] == run.trace.after[own[-1]] - run.trace.version[own[-1]]
+    assert signs["loss"] == pytest.approx(sum(run.trace.loss[own[-1]] for own in rows) / 4)
+
+
+def test_every_evaluation_is_logged_once_with_its_version() -> None:
+    run, calls = logged(dd.DuDe(LR), time=50.0)
+    evaluations = [(version, values["objective"]) for version, values in calls if "objective" in values]
+    assert len(evaluations) > 10
     assert evaluations == list(zip(run.metrics.version.tolist(), run.metrics.objective.tolist(), strict=True))
 
 
-@pytest.mark.parametrize("stays", [True, False])
-def test_a_logger_that_raises_is_reported_once_and_told_no_more(stays, caplog):
-    heard, others = [], []
+@pytest.mark.parametrize("another", [True, False])
+def test_a_logger_that_raises_is_reported_once_and_not_called_again(another: bool, caplog: Any) -> None:
+    called, others = [], []
 
-    def broken(version, values):
-        heard.append(version)
+    def broken(version: int, values: Any) -> None:
+        called.append(version)
         if version >= 20:
             raise OSError("no space left on device")
 
-    log = [broken, lambda version, values: others.append(version)] if stays else [broken]
-    run = dd.simulate(
-        dd.DuDe(0.05),
-        unlike(4),
-        dd.FixedSpeeds(SPEEDS),
-        updates=60,
-        evaluation=dd.Evaluation(every=5),
-        watch=dd.Reporting(log=log),
-    )
-    assert run.version == 60 and heard == [0, 5, 10, 15, 20]
+    log = [broken, lambda version, values: others.append(version)] if another else [broken]
+    options = {"evaluation": dd.Evaluation(every=5), "watch": dd.Reporting(log=log)}
+    run = dd.simulate(dd.DuDe(LR), heterogeneous(4), SPEEDS, updates=60, **options)
+    assert run.version == 60 and called == [0, 5, 10, 15, 20]
     assert [note for note in run.notes if "broken: OSError: no space left" in note and "off at version 20" in note] != []
     assert len(caplog.records) == 1 and "was switched off" in caplog.text
-    assert others[-1:] == ([60] if stays else [])
+    assert others[-1:] == ([60] if another else [])
 
 
-def test_the_last_words_are_no_rate_of_an_instant():
-    """Told again at once, the rates are those of the window before, not of a microsecond."""
-    told = []
-    monitor = None
-    for loop in stepping(dd.VanillaASGD(lr=0.05), unlike(4), dd.FixedSpeeds(SPEEDS), 50):
-        monitor = monitor or Monitor([lambda version, values: told.append(values)], loop, every=1000.0)
-        monitor(loop, None)
-    monitor.log_signs(loop)
-    monitor.log_signs(loop)
-    assert 0.5 < told[1]["updates_per_second"] / told[0]["updates_per_second"] <= 1.0
+def test_rates_are_those_since_the_last_signs_unless_that_was_a_moment_ago(clock: Clock) -> None:
+    rates: list[float] = []
+    watching: Any = None
+    clock.tick = 0.0
+    for count, loop in enumerate(stepping(dd.VanillaASGD(LR), heterogeneous(4), SPEEDS, 50)):  # an update each
+        watching = watching or monitor.Monitor([lambda _, values: rates.append(values["updates_per_second"])], loop, 20.0)
+        clock.now = count if count <= 20 else 20 + 2 * (count - 20)
+        watching(loop, None)
+    watching.log_signs(loop)
+    # twenty updates in as many seconds, and then one in two; the last signs would come 18 seconds after those at 60: time
+    # for a rate of their own; once more, four seconds later, the time before counts as well
+    assert rates == [1.0, 0.5, 0.5, 0.5]
+    clock.now += 4
+    watching.log_signs(loop)
+    assert rates[-1] == 9 / (18 + 4)

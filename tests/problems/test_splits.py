@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -29,7 +31,28 @@ def test_the_dirichlet_split_deals_every_sample_once(empty: str, alpha: float, w
     assert all(map(np.array_equal, parts, again))
 
 
-# how often a worker gets no sample of a class is a law of tests/core/test_draws.py
+@pytest.mark.parametrize(("workers", "alpha"), [(30, 0.05), (10, 0.1), (30, 0.1), (10, 0.5)])
+def test_a_worker_gets_no_sample_of_a_class_as_often_as_the_multinomial_rule_says(workers: int, alpha: float) -> None:
+    # a worker's share of a class is Beta(alpha, (n-1) alpha), its count of N samples Beta-binomial, so
+    # P(none) = B(alpha, (n-1) alpha + N) / B(alpha, (n-1) alpha): 65%, 40%, 47% and 3%
+    N, classes, rest, g = 5000, 120, (workers - 1) * alpha, math.lgamma
+    chance = math.exp(g(rest + N) - g(alpha + rest + N) - g(rest) + g(alpha + rest))
+    split = dirichlet(np.repeat(np.arange(classes), N), workers, alpha, seed=5, empty="error")
+    assert (np.sort(np.concatenate(split)) == np.arange(classes * N)).all()
+    counts = np.array([np.bincount(rows // N, minlength=classes) for rows in split])
+    assert (counts == 0).mean() == pytest.approx(chance, abs=4 * math.sqrt(chance * (1 - chance) / counts.size))
+
+
+def test_a_worker_without_samples_is_dropped_or_refused_and_never_kept() -> None:
+    labels = np.repeat(np.arange(10), 20)  # so few, and alpha so small, that some of 30 workers get nothing
+    kept = dirichlet(labels, 30, 0.05, empty="drop")
+    assert len(kept) < 30 and min(map(len, kept)) > 0 and sum(map(len, kept)) == 200
+    for empty, words in (("error", "got no sample"), ("resample", "at best")):
+        with pytest.raises(dd.BadInput, match=words):
+            dirichlet(labels, 30, 0.05, empty=empty)
+    assert min(map(len, dirichlet(labels, 4, 1.0, empty="resample", minimum=10))) >= 10
+
+
 @pytest.mark.parametrize(("workers", "alpha"), [(10, 0.5), (30, 0.05)])
 def test_on_cifar_10_s_classes_the_sizes_of_workers_have_the_rule_s_mean_and_variance(workers: int, alpha: float) -> None:
     # a worker's count of a class of N is Beta-binomial(N, alpha, (n-1) alpha): mean N/n and, as the ten classes are dealt

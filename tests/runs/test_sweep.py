@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_replicas import Steep, both, digits, four, unlike
 from torch import Tensor
 
 import dualdelay as dd
 from dualdelay.engine.evaluation import NAMES
 from flat import simulate, sweep
 from helpers import by_seed
-from own import FILES, Cuts, Fresh, Killed, centers, three
+from own import FILES, Cuts, Fresh, Killed, Steep, both, centers, digits, four, three
+from own import mismatches as unlike
 from tables import ALGORITHMS, CASES, LR
 
 noisy, pace = CASES["noisy"]
@@ -267,7 +267,7 @@ def test_each_run_has_a_folder_of_its_own_with_what_a_single_run_leaves_there(tm
         assert {path.name for path in run.folder.iterdir()} == {path.name for path in single.folder.iterdir()}
         configs = [json.loads((place / "config.json").read_text()) for place in (run.folder, single.folder)]
         other = {name for name in configs[1] if configs[0].get(name) != configs[1][name]}
-        assert other == {"batch", "digest"}
+        assert other == {"batch", "digest", "together"}
         moments = [
             [path.name.split("-")[0] for path in sorted((r.folder / "checkpoints").iterdir())] for r in (run, single)
         ]

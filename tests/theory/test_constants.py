@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 import dualdelay as dd
 from dualdelay.theory import Along, Estimate, constants
-from helpers import CENTERS, MATRICES, matrices, operations, rounding, unlike
+from helpers import CENTERS, MATRICES, heterogeneous, matrices, operations, rounding
 from own import Holes, bits, mlp, shards
 
 QUADRATICS = {
@@ -520,7 +520,7 @@ def test_along_a_run_and_along_its_replay(tmp_path):
 
 
 def test_along_a_method_that_updates_at_every_arrival_or_between_them():
-    problem = unlike(3)
+    problem = heterogeneous(3)
     every = Along(problem, 1)
     dd.simulate(dd.VanillaASGD(lr=0.1), problem, dd.FixedSpeeds([1.0, 2.0, 4.0]), updates=5, watch=[every])
     assert [moment.version for moment in every.moments] == [1, 2, 3, 4, 5]

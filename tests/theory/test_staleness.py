@@ -13,7 +13,7 @@ import dualdelay as dd
 from dualdelay.engine.delays import delay_grids
 from dualdelay.engine.trace import Trace
 from dualdelay.theory.staleness import Staleness, delays, measured, tau_avg, tau_max
-from helpers import few, rounding, times, unlike
+from helpers import few, heterogeneous, rounding, times
 from own import Scenario
 
 SPEEDS = {
@@ -33,7 +33,9 @@ def mean_delay(found: Staleness) -> float:
 @pytest.mark.parametrize("c", [1, 2, 3])
 def test_a_prediction_is_what_a_run_of_that_length_has(name, c):
     speeds = SPEEDS[name]
-    run = dd.simulate(dd.DuDe(0.01, c), unlike(speeds.n, 2), speeds, updates=150, evaluation=dd.Evaluation(every=150))
+    run = dd.simulate(
+        dd.DuDe(0.01, c), heterogeneous(speeds.n, 2), speeds, updates=150, evaluation=dd.Evaluation(every=150)
+    )
     found = delays(speeds, c, updates=150)
     assert (found.tau_max, found.tau_avg) == (run.delays.tau_max, run.delays.tau_avg)
     tau, d = delay_grids(run.trace, speeds.n)
@@ -136,7 +138,7 @@ METHODS = {
 @pytest.mark.parametrize("name", METHODS)
 def test_times_are_measured_whatever_the_method(name):
     speeds = dd.FixedSpeeds([0.7, 1.9, 4.3])
-    run = dd.simulate(METHODS[name], unlike(3), speeds, updates=80, evaluation=dd.Evaluation(every=80))
+    run = dd.simulate(METHODS[name], heterogeneous(3), speeds, updates=80, evaluation=dd.Evaluation(every=80))
     for row, seconds in zip(measured(run.trace).times, speeds.times, strict=True):
         assert row == pytest.approx([seconds] * len(row), rel=0, abs=rounding(4) * run.time)
     assert delays(run, 2, updates=100) == delays(speeds, 2, updates=100)
@@ -144,16 +146,16 @@ def test_times_are_measured_whatever_the_method(name):
 
 def test_messages_count_as_time_and_absence_does_not():
     fleet = dd.SimulatedFleet(SPEEDS["fixed"], link=dd.speeds.Link(latency=0.25))
-    run = dd.simulate(dd.DuDe(0.01, 2), unlike(3), fleet, updates=40)
+    run = dd.simulate(dd.DuDe(0.01, 2), heterogeneous(3), fleet, updates=40)
     assert [row[0] for row in measured(run.trace).times] == pytest.approx([1.5, 2.5, 4.5])
     changes = [dd.speeds.leave(1, 7.5), dd.speeds.join(1, 20.25)]
-    away = dd.simulate(dd.DuDe(0.01), unlike(3), dd.SimulatedFleet(SPEEDS["fixed"], changes=changes), time=60.0)
+    away = dd.simulate(dd.DuDe(0.01), heterogeneous(3), dd.SimulatedFleet(SPEEDS["fixed"], changes=changes), time=60.0)
     assert max(measured(away.trace).times[1]) == pytest.approx(2.0)
 
 
 def test_a_run_its_trace_and_its_folder_say_the_same(tmp_path):
     speeds = dd.speeds.LognormalSpeeds([1.0, 2.0, 4.0])
-    run = dd.simulate(dd.DuDe(0.01, 2), unlike(3), speeds, updates=60, folder=tmp_path / "run")
+    run = dd.simulate(dd.DuDe(0.01, 2), heterogeneous(3), speeds, updates=60, folder=tmp_path / "run")
     found = delays(run, 2, updates=60)
     assert found.tau_max == run.delays.tau_max and found.tau_avg == pytest.approx(run.delays.tau_avg)
     assert delays(run.trace, 2, updates=60) == found
@@ -162,7 +164,7 @@ def test_a_run_its_trace_and_its_folder_say_the_same(tmp_path):
 
 def test_a_run_that_is_not_finished_is_read_up_to_its_checkpoint(tmp_path):
     for name, arrivals in (("early", 10), ("later", 40)):
-        scenario = Scenario(dd.DuDe(0.01), unlike(3), SPEEDS["fixed"], updates=60, checkpoint_every=30)
+        scenario = Scenario(dd.DuDe(0.01), heterogeneous(3), SPEEDS["fixed"], updates=60, checkpoint_every=30)
         scenario.killed(tmp_path / name, arrivals)
     with pytest.raises(dd.BadInput, match="has saved nothing yet; go on with it: dualdelay resume"):
         delays(tmp_path / "early")
@@ -180,7 +182,7 @@ def test_a_folder_whose_problem_cannot_be_built_is_read_all_the_same(tmp_path):
 
 
 def test_a_worker_that_never_reported_is_named():
-    run = dd.simulate(dd.VanillaASGD(0.01), unlike(3), dd.FixedSpeeds([1.0, 2.0, 500.0]), updates=10)
+    run = dd.simulate(dd.VanillaASGD(0.01), heterogeneous(3), dd.FixedSpeeds([1.0, 2.0, 500.0]), updates=10)
     with pytest.raises(dd.BadInput, match="worker 2 never reported in the recorded run"):
         delays(run)
     nothing = Trace({name: column[:0] for name, column in run.trace.columns.items()}, [])
