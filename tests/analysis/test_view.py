@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 import dualdelay as dd
-from dualdelay.runs.progress import Sharing, View, Watcher, duration
+from dualdelay.runs.progress import RunProgress, SweepProgress, WorkersView, duration
 
 TWO = dd.Quadratic([[0.0], [6.0]], noise=0.1)
 
@@ -35,7 +35,7 @@ def lines(text):
 
 def test_the_view_shows_the_run_and_each_worker():
     console = terminal()
-    with View("dude[lr=0.05]", updates=1000, until=60.0, after=0.0, console=console) as view:
+    with WorkersView("dude[lr=0.05]", updates=1000, until=60.0, after=0.0, console=console) as view:
         view(0, signs(seconds=0.0))
         console.export_text()
         view(500, signs(crashed=1, failed=2))
@@ -53,7 +53,7 @@ def test_the_view_shows_the_run_and_each_worker():
 
 def test_rates_are_means_of_the_last_ten_seconds():
     console = terminal()
-    with View("dude", updates=1000, after=0.0, console=console) as view:
+    with WorkersView("dude", updates=1000, after=0.0, console=console) as view:
         for second in range(12):
             console.export_text()
             view(second, signs() | {"worker/0/rate": float(second % 2)})  # it reports every other second
@@ -63,7 +63,7 @@ def test_rates_are_means_of_the_last_ten_seconds():
 @pytest.mark.parametrize(("workers", "height", "shown"), [(50, 60, 20), (50, 24, 15), (20, 60, 20)])
 def test_many_workers_do_not_fill_the_screen(workers, height, shown):
     console = terminal(height)
-    with View("dude", until=60.0, after=0.0, console=console) as view:
+    with WorkersView("dude", until=60.0, after=0.0, console=console) as view:
         view(1, signs(workers))
         text = console.export_text()
     first = [line.split()[0] for line in lines(text) if line]
@@ -74,7 +74,7 @@ def test_many_workers_do_not_fill_the_screen(workers, height, shown):
 
 def test_what_the_package_has_to_say_stands_above_the_view():
     console, logger = terminal(), logging.getLogger("dualdelay")
-    with View("dude", updates=100, after=0.0, console=console) as view:
+    with WorkersView("dude", updates=100, after=0.0, console=console) as view:
         view(1, signs())
         console.export_text()
         logger.warning("worker %d crashed: %s", 3, "its process died [signal 9]")
@@ -85,7 +85,7 @@ def test_what_the_package_has_to_say_stands_above_the_view():
 
 
 def test_without_a_terminal_there_is_a_line_now_and_then(capsys):
-    with View("dude", updates=100, after=0.0, lines=0.0) as view:
+    with WorkersView("dude", updates=100, after=0.0, lines=0.0) as view:
         view(0, signs())
         view(40, signs(left=1))
         logging.getLogger("dualdelay").warning("worker 1 left")
@@ -98,7 +98,7 @@ def test_without_a_terminal_there_is_a_line_now_and_then(capsys):
 
 def test_the_view_waits_and_its_lines_are_rare(capsys):
     console = terminal()
-    for view in (View("dude", updates=100, console=console), View("dude", updates=100, after=0.0)):
+    for view in (WorkersView("dude", updates=100, console=console), WorkersView("dude", updates=100, after=0.0)):
         with view:
             dd.simulate(dd.DuDe(0.1), TWO, dd.FixedSpeeds([1, 2]), updates=100, watch=dd.Reporting(log=[view]))
     assert console.export_text() == capsys.readouterr().err == ""
@@ -110,19 +110,19 @@ def test_times_can_be_read():
 
 
 def test_progress_shows_share_rate_and_time_left(capsys):
-    with Watcher("dude", updates=40, after=0.0, lines=0.0) as watcher:
+    with RunProgress("dude", updates=40, after=0.0, lines=0.0) as watcher:
         dd.simulate(dd.DuDe(0.1), TWO, dd.FixedSpeeds([1, 2]), updates=40, watch=(watcher,))
     assert re.search(r"^dude:  50%  20 updates  [\d,]+ updates/s  \d+ s left$", capsys.readouterr().err, re.M)
 
 
 def test_a_short_run_shows_no_progress(capsys):
-    with Watcher("dude", updates=5) as watcher:
+    with RunProgress("dude", updates=5) as watcher:
         dd.simulate(dd.DuDe(0.1), TWO, dd.FixedSpeeds([1, 2]), updates=5, watch=(watcher,))
     assert capsys.readouterr().err == ""
 
 
 def test_a_sweep_shows_how_much_is_done(capsys):
-    with Sharing(after=0.0, lines=0.0) as report:
+    with SweepProgress(after=0.0, lines=0.0) as report:
         report(0.0, "")
         report(0.25, "8 runs side by side")
         report(0.5, "8 runs side by side")

@@ -33,7 +33,7 @@ from dualdelay.core.errors import require_path
 from dualdelay.problems.cifar10 import FILES, LARGEST, fault
 from dualdelay.problems.splits import deal
 from dualdelay.runs.names import alternatives, parse, slug, stem
-from dualdelay.runs.progress import Sharing, Watcher
+from dualdelay.runs.progress import RunProgress, SweepProgress
 from flat import simulate
 from own import mlp, shards
 from tables import CASES, LR
@@ -851,7 +851,7 @@ def terminal() -> Console:
 @pytest.mark.parametrize("label", ["dude[lr=0.01]", "[bold]x[/bold]", "x[/]", "[link=http://x]y"])
 def test_a_label_is_shown_as_it_is(label: str, tmp_path: Path) -> None:
     console = terminal()
-    with Watcher(label, after=0.0, console=console) as watcher:
+    with RunProgress(label, after=0.0, console=console) as watcher:
         watcher.show(f"text [b]{label}[/b]", 0.5)
     shown = console.file.getvalue()
     assert label in shown and f"[b]{label}[/b]" in shown
@@ -869,7 +869,7 @@ def test_a_comparison_of_settings_shows_them_as_they_are(capsys: pytest.CaptureF
 
 
 def test_a_bar_of_what_goes_on_shows_brackets() -> None:
-    with Sharing("sweep", after=0.0, lines=0.0) as report:
+    with SweepProgress("sweep", after=0.0, lines=0.0) as report:
         report(0.5, "[x]")
 
 

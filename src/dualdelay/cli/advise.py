@@ -17,7 +17,7 @@ from ..analysis.reports import print_advice
 from ..core import Problem
 from ..core.errors import MOST, BadInput, DualDelayError, require_path, require_positive, require_whole
 from ..runs.names import label, parse, rebuild
-from ..runs.progress import Sharing
+from ..runs.progress import SweepProgress
 from ..simulation.speeds import SpeedModel
 from ..storage.folder import Folder
 from ..theory.advice import Advice, Report, round_to
@@ -79,7 +79,7 @@ def advise(
     if run is not None and (problem is not None or speeds is not None):
         raise BadInput(f"the run in {run} has a problem and speeds of its own; leave out --problem and --speeds.")
     console = shared.make_console(json)
-    with Sharing("advise") as report, _ticking(report) as ticks:
+    with SweepProgress("advise") as report, _ticking(report) as ticks:
         case = _described(problem, speeds, seed) if run is None else _recorded(run)
         if case.problem is None and case.speeds is None:
             raise BadInput(" ".join(case.errors))

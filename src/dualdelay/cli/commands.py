@@ -29,7 +29,7 @@ from ..runs import replay as replaying
 from ..runs import resume as resuming
 from ..runs import simulate as running
 from ..runs.names import REGISTRIES, alternatives, call, label, parse, slug, stem
-from ..runs.progress import Sharing, Watcher
+from ..runs.progress import RunProgress, SweepProgress
 from ..runs.runner import Interrupted
 from ..runs.seeds import unvaried
 from ..runs.settings import Compute, Evaluation, Reporting, Saving, Server, SimulatedFleet
@@ -234,10 +234,10 @@ def compare(
     def display(point: Point) -> Iterator[Reporting]:
         name = f"{label_of(point.names)} seed {point.seed}"
         board = common.tensorboard and common.tensorboard / (point.path or Path(name)).name
-        with _boards(board) as log, Watcher(name, common.updates, common.time) as watcher:
+        with _boards(board) as log, RunProgress(name, common.updates, common.time) as watcher:
             yield Reporting([watcher], log, progress=False)
 
-    with _continued_by(f"the same command and --folder {folder}"), Sharing() as report:
+    with _continued_by(f"the same command and --folder {folder}"), SweepProgress() as report:
         points = _points(common, methods, seeds, folder)
         compute = common.compute(batch=False if common.tensorboard else None)
         settings = (common.saving(folder), common.evaluation(), compute, common.server())
@@ -414,7 +414,7 @@ def data(
         folder: Where to put it; by default the user's cache folder.
     """
     place = folder or cache_folder() / name
-    with Sharing(name) as report:
+    with SweepProgress(name) as report:
         outcome = downloads.cifar10(place, source, report=report)
     shared.make_console(json).print(outcome)
     shared.finish(json, "data", name=name, folder=str(place))

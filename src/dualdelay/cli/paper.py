@@ -12,7 +12,7 @@ from ..paper.cells import compute
 from ..paper.experiment import FIGURES
 from ..paper.report import write_all
 from ..paper.tables import outcomes
-from ..runs.progress import Sharing
+from ..runs.progress import SweepProgress
 from .shared import Json, MaybeInt, MaybePath, MaybeText, finish, make_console
 
 Ints = Annotated[tuple[int, ...] | None, tyro.conf.arg(metavar="INT ...", help_behavior_hint="")]
@@ -89,7 +89,7 @@ def paper(
     experiment = replace(FIGURES[figure], **settings)
     folder = folder or Path("runs") / f"paper-{figure}{'-quick' if quick else ''}"
     try:
-        with Sharing("paper") as report:
+        with SweepProgress("paper") as report:
             compute(experiment, folder / "cells", device=device, precision=precision, cores=cores, report=report)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"the runs that ended are kept in {folder}; go on with the same command") from None

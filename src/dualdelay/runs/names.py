@@ -70,20 +70,24 @@ def build(kind: str, name: str, values: Mapping[str, Any]) -> Any:
     registry = REGISTRIES[kind]
     if name not in registry:
         raise BadInput(f"there is no {kind} {shown(name)}; {nearest(name, registry)}")
-    known = parameters(registry[name])
+    require_parameters(name, parameters(registry[name]), values)
+    try:
+        return registry[name](**_grouped(registry[name], values))
+    except DualDelayError:
+        raise
+    except Exception as error:  # whatever becomes of a value that nobody thought of
+        why = shortened(str(error) or type(error).__name__)
+        raise BadInput(f"{name} cannot be made from {shown(dict(values))}: {why}") from error
+
+
+def require_parameters(name: str, known: Mapping[str, inspect.Parameter], values: Mapping[str, Any]) -> None:
+    """Refuse settings that are unknown or lacking."""
     for key in values:
         if key not in known:
             raise BadInput(f"{name} has no parameter {shown(key)}; {nearest(key, known)}")
     lacking = [key for key, p in known.items() if p.default is p.empty and key not in values]
     if lacking:
         raise BadInput(f"{name} needs {', '.join(lacking)}: write {name}[{','.join(f'{key}=...' for key in lacking)}].")
-    try:
-        return registry[name](**_grouped(registry[name], values))
-    except DualDelayError:
-        raise
-    except Exception as error:  # whatever becomes of a value that nobody thought of
-        said = shortened(str(error) or type(error).__name__)
-        raise BadInput(f"{name} cannot be made from {shown(dict(values))}: {said}") from error
 
 
 def call(text: str) -> tuple[str, dict[str, Any]]:
@@ -197,11 +201,11 @@ def describe(thing: Any) -> dict[str, Any]:
     if not hasattr(thing, "fingerprint"):  # a problem has one, of its data
         declared = {f.name for f in dataclasses.fields(thing)} if dataclasses.is_dataclass(thing) else set()
         public = {name: value for name, value in getattr(thing, "__dict__", {}).items() if not name.startswith("_")}
-        known_by |= {"has": {name: _said(value) for name, value in public.items() if name not in declared}}
+        known_by |= {"has": {name: _in_words(value) for name, value in public.items() if name not in declared}}
     return known_by
 
 
-def _said(value: Any) -> str:
+def _in_words(value: Any) -> str:
     """A value in words that are the same for equal values in every process; a long one by its digest."""
     text = repr(value.tolist()) if hasattr(value, "tolist") else repr(value)
     if " at 0x" in text:  # of a function or a thing without a repr: what it is called has to do
@@ -271,7 +275,7 @@ def _text(value: Any) -> str:
     try:
         return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
     except (TypeError, ValueError):
-        return label(value) if _is_registered(value) or dataclasses.is_dataclass(value) else _said(value)
+        return label(value) if _is_registered(value) or dataclasses.is_dataclass(value) else _in_words(value)
 
 
 def slug(text: str) -> str:

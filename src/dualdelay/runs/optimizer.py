@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ..core import Algorithm, Problem
 from ..core.errors import BadInput, nearest
-from .names import call, parameters
+from .names import call, parameters, require_parameters
 
 Maker = str | Callable[..., Any] | None
 Layout = Sequence[tuple[str, int, Sequence[int]]]
@@ -42,8 +42,8 @@ _REFUSED = {
 
 
 def _classes(module: Any, base: type) -> dict[str, type]:
-    found = (kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, base))
-    return {kind.__name__: kind for kind in found if kind is not base and not kind.__name__.startswith("_")}
+    classes = (kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, base))
+    return {kind.__name__: kind for kind in classes if kind is not base and not kind.__name__.startswith("_")}
 
 
 _OPTIMIZERS, _SCHEDULES = _classes(torch.optim, torch.optim.Optimizer), _classes(torch.optim.lr_scheduler, LRScheduler)
@@ -110,9 +110,8 @@ def _check(name: str, kind: type, values: Mapping[str, Any]) -> None:
     if "lr" in values:
         raise BadInput(f"{name} is given lr={values['lr']!r}; the algorithm's lr is the step size, so leave it out here.")
     known = {key: p for key, p in parameters(kind).items() if key not in ("params", "optimizer", "lr", "last_epoch")}
+    require_parameters(name, known, values)
     for key, value in values.items():
-        if key not in known:
-            raise BadInput(f"{name} has no parameter {key!r}; {nearest(key, known)}")
         default = known[key].default
         number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
         if isinstance(default, bool):
@@ -122,15 +121,10 @@ def _check(name: str, kind: type, values: Mapping[str, Any]) -> None:
         elif isinstance(default, tuple):
             good, expected = isinstance(value, (tuple, list)) and len(value) == len(default), f"something like {default}"
         else:
-            good, expected = (
-                isinstance(value, str) == isinstance(default, str),
-                "a text" if isinstance(default, str) else "no text",
-            )
+            text = isinstance(default, str)
+            good, expected = isinstance(value, str) == text, "a text" if text else "no text"
         if not good:
             raise BadInput(f"{name} is given {key}={value!r}; expected {expected}.")
-    lacking = [key for key, p in known.items() if p.default is p.empty and key not in values]
-    if lacking:
-        raise BadInput(f"{name} needs {', '.join(lacking)}: write {name}[{','.join(f'{key}=...' for key in lacking)}].")
 
 
 def make_optimizer(
@@ -325,9 +319,9 @@ class Optimizer:
         """The state of optimiser and schedule as plain values and tensors; a schedule's functions are no part of it."""
         if not self._bound:
             return self._saved
-        made, settings = self._schedule, (*_FUNCTIONS, Counter)  # MultiStepLR counts its milestones
+        scheduler, settings = self._schedule, (*_FUNCTIONS, Counter)  # MultiStepLR counts its milestones
         optimizer = self._attempt("optimizer", "be saved", lambda: _plain(self._torch.state_dict()))
-        schedule = self._attempt("schedule", "be saved", lambda: made and _plain(made.state_dict(), settings))
+        schedule = self._attempt("schedule", "be saved", lambda: scheduler and _plain(scheduler.state_dict(), settings))
         return {"optimizer": optimizer, "schedule": schedule}
 
     def load(self, saved: Mapping[str, Any]) -> None:
@@ -336,9 +330,9 @@ class Optimizer:
 
     def _restore(self) -> None:
         optimizer, schedule = self._saved["optimizer"], self._saved["schedule"]
-        for mine, saved in zip(self._torch.param_groups, optimizer["param_groups"], strict=True):
-            if mine.keys() != saved.keys():
-                raise ValueError(f"that has the settings {', '.join(saved)}, and this one {', '.join(mine)}")
+        for group, saved in zip(self._torch.param_groups, optimizer["param_groups"], strict=True):
+            if group.keys() != saved.keys():
+                raise ValueError(f"that has the settings {', '.join(saved)}, and this one {', '.join(group)}")
         self._torch.load_state_dict(optimizer)
         parameters = [parameter for group in self._torch.param_groups for parameter in group["params"]]
         for number, saved in optimizer["state"].items():
@@ -352,7 +346,7 @@ class Optimizer:
     @property
     def own(self) -> bool:
         """Whether a user's function has made some of it, which may fail where torch's does not."""
-        return any(isinstance(made, Mapping) for made in self._described.values())
+        return any(isinstance(description, Mapping) for description in self._described.values())
 
     def describe(self) -> dict[str, Description]:
         """What it was made from, for a run's configuration: texts, or the names of functions."""

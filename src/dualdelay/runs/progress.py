@@ -8,12 +8,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping
-from types import TracebackType
+from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
 from rich.progress_bar import ProgressBar
 from rich.table import Table as Grid
 from rich.text import Text
@@ -35,23 +36,6 @@ _MOST_WORKERS = 20  # lines of the view
 _RECENT = 10  # seconds over which rates are averaged, for a slow worker reports less than once in one
 
 
-class _Course:
-    """How much of a run is done, and how long the rest takes at this pace."""
-
-    def __init__(self, updates: int | None, until: float | None) -> None:
-        self.updates, self.until = updates, until
-        self._first: tuple[float, float] | None = None  # a resumed run does not begin at nothing
-
-    def at(self, version: int, now: float) -> tuple[float, str]:
-        """The share that is done, and a text about the time that is left."""
-        shares = (version / self.updates if self.updates else 0.0, now / self.until if self.until else 0.0)
-        share, seconds = min(max(shares), 1.0), time.perf_counter()
-        if self._first is None:
-            self._first = (share, seconds)
-        done = share - self._first[0]
-        return share, f"{duration((seconds - self._first[1]) * (1 - share) / done)} left" if done > 0 else ""
-
-
 def duration(seconds: float) -> str:
     """A time that a person can read."""
     if seconds < 120:
@@ -60,8 +44,14 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
-class Watcher:
-    """A ``watch`` function that shows progress on standard error; use it as a context around the run."""
+class _Progress:
+    """How much of something is done, on standard error, once it has taken more than ``after`` seconds.
+
+    Done is the share of ``updates`` or of the time ``until``, whichever is larger. Where there is no terminal to draw on, a
+    line is printed every ``lines`` seconds instead.
+    """
+
+    _pause = 0.0  # seconds between two pictures
 
     def __init__(
         self,
@@ -72,90 +62,100 @@ class Watcher:
         lines: float = 10.0,
         console: Console | None = None,
     ) -> None:
-        """Show the share of ``updates`` or of the time ``until``, whichever is larger, ``after`` so many seconds.
-
-        Where there is no terminal to draw on, a line is printed every ``lines`` seconds instead.
-        """
-        self._label, self._course, self._after, self._lines = label, _Course(updates, until), after, lines
+        self._label, self._updates, self._until, self._after, self._lines = label, updates, until, after, lines
         self._console = Console(file=sys.stderr) if console is None else console
         self._drawing = self._console.is_terminal  # which rich finds out anew, at length, whenever it is asked
-        # labels have brackets, which are no markup
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TextColumn("{task.fields[text]}", markup=False),
-        )
-        self._bar = Progress(*columns, console=self._console, transient=True)
-        self._task = self._bar.add_task(label, total=1.0, text="")
         self._began = self._shown = time.perf_counter()
-        self._first: int | None = None
-        self._started = False
+        self._first: tuple[float, float] | None = None  # share and moment: a resumed run does not begin at nothing
 
-    def __enter__(self) -> Watcher:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Take the bar away."""
-        if self._started and self._drawing:
-            self._bar.stop()
-        self._started = False
+        """Take it away."""
 
-    def __call__(self, state: State, a: Arrival) -> None:
-        """Show where the run stands, a few times a second at most."""
-        if self._first is None:
-            self._first = state.version
-            self._course.at(state.version, a.time)
-        if self.due():
-            share, left = self._course.at(state.version, a.time)
-            rate = (state.version - self._first) / (self._shown - self._began)
-            self.show(f"{state.version:,} updates  {rate:,.0f} updates/s  {left}", share)
-
-    def due(self) -> bool:
+    def _is_due(self) -> bool:
         """Whether it is time to show something again."""
-        now, pause = time.perf_counter(), 0.2 if self._drawing else self._lines
-        if now - self._began < self._after or now - self._shown < pause:
+        now = time.perf_counter()
+        if now - self._began < self._after or now - self._shown < (self._pause if self._drawing else self._lines):
             return False
         self._shown = now
         return True
 
+    def _done(self, version: int, now: float) -> tuple[float, str]:
+        """The share that is done, and a text about the time that is left at this pace."""
+        shares = (version / self._updates if self._updates else 0.0, now / self._until if self._until else 0.0)
+        share, seconds = min(max(shares), 1.0), time.perf_counter()
+        if self._first is None:
+            self._first = (share, seconds)
+        done = share - self._first[0]
+        return share, f"{duration((seconds - self._first[1]) * (1 - share) / done)} left" if done > 0 else ""
+
+    def _print(self, share: float, text: str) -> None:
+        line = f"{self._label}: {100 * share:3.0f}%  {text}".rstrip()
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+class _Bar(_Progress):
+    """A bar with a text."""
+
+    _pause = 0.2
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        about, text = (TextColumn(part, markup=False) for part in ("{task.description}", "{task.fields[text]}"))
+        self._bar = Bar(about, BarColumn(), text, console=self._console, transient=True)  # labels have brackets: no markup
+        self._task = self._bar.add_task(self._label, total=1.0, text="")
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._bar.live.is_started:
+            self._bar.stop()
+
     def show(self, text: str, share: float) -> None:
         """Show that so much is done."""
-        text = f"{100 * share:3.0f}%  {text}"
         if not self._drawing:
-            self._console.print(f"{self._label}: {text}".rstrip(), highlight=False, markup=False, soft_wrap=True)
+            self._print(share, text)
             return
-        if not self._started:
-            self._bar.start()
-            self._started = True
-        self._bar.update(self._task, completed=share, text=text)
+        self._bar.start()
+        self._bar.update(self._task, completed=share, text=f"{100 * share:3.0f}%  {text}")
 
 
-class Sharing:
+class RunProgress(_Bar):
+    """A ``watch`` function that shows the progress of a simulation; use it as a context around the run."""
+
+    _first_version: int | None = None
+
+    def __call__(self, state: State, a: Arrival) -> None:
+        """Show where the run stands, a few times a second at most."""
+        if self._first_version is None:
+            self._first_version = state.version
+            self._done(state.version, a.time)
+        if self._is_due():
+            share, left = self._done(state.version, a.time)
+            rate = (state.version - self._first_version) / (self._shown - self._began)
+            self.show(f"{state.version:,} updates  {rate:,.0f} updates/s  {left}", share)
+
+
+class SweepProgress(_Bar):
     """A ``report`` function that shows how much of a sweep is done; use it as a context around it."""
 
-    def __init__(self, label: str = "sweep", after: float = 2.0, lines: float = 10.0) -> None:
-        self._watcher, self._course = Watcher(label, after=after, lines=lines), _Course(None, 1.0)
-
-    def __enter__(self) -> Sharing:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._watcher.close()
+    def __init__(self, label: str = "sweep", **options: Any) -> None:
+        super().__init__(label, until=1.0, **options)
 
     def __call__(self, share: float, text: str) -> None:
         """Show where the sweep stands; a run by itself, which has no text, shows itself."""
         if not text:
-            self._watcher.close()
-        elif self._watcher.due():
-            _, left = self._course.at(0, share)
-            self._watcher.show(f"{text}  {left}", share)
+            self.close()
+        elif self._is_due():
+            self.show(f"{text}  {self._done(0, share)[1]}", share)
 
 
-class _Said(logging.Handler):
-    """Prints what a logger says on a console, which knows where there is room beside a view."""
+class _ConsoleHandler(logging.Handler):
+    """Prints a logger's messages on a console, which knows where there is room beside a view."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -166,64 +166,47 @@ class _Said(logging.Handler):
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-class View:
-    """A ``log`` function that shows real workers at work, on standard error; use it as a context around the run.
+class WorkersView(_Progress):
+    """A ``log`` function that shows real workers at work; use it as a context around the run.
 
-    While it lasts, what the package has to say (a worker crashed, left, came back) is printed above it.
+    While it lasts, the package's messages (a worker crashed, left, came back) are printed above it.
     """
 
-    def __init__(
-        self,
-        label: str,
-        updates: int | None = None,
-        until: float | None = None,
-        after: float = 2.0,
-        lines: float = 10.0,
-        console: Console | None = None,
-    ) -> None:
-        """Show the share of ``updates`` or of the seconds ``until``, whichever is larger, ``after`` so many seconds.
-
-        Where there is no terminal to draw on, a line is printed every ``lines`` seconds instead.
-        """
-        self._label, self._course, self._after, self._lines = label, _Course(updates, until), after, lines
-        self._console = Console(file=sys.stderr) if console is None else console
-        self._said = _Said(self._console)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._messages = _ConsoleHandler(self._console)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
-        self._began = self._shown = time.perf_counter()
         self._recent: deque[Mapping[str, float]] = deque(maxlen=_RECENT)
         self._evaluation: dict[str, float] = {}
 
-    def __enter__(self) -> View:
-        logging.getLogger("dualdelay").addHandler(self._said)
+    def __enter__(self) -> Self:
+        logging.getLogger("dualdelay").addHandler(self._messages)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        logging.getLogger("dualdelay").removeHandler(self._said)
+    def close(self) -> None:
+        """Take the view away."""
+        logging.getLogger("dualdelay").removeHandler(self._messages)
         if self._live.is_started:
             self._live.stop()
 
     def __call__(self, version: int, values: Mapping[str, float]) -> None:
-        """Show where the run stands; what an evaluation has found is shown until the next."""
+        """Show where the run stands; the values of an evaluation are shown until the next."""
         if "updates_per_second" not in values:
             self._evaluation = dict(values)
             return
         self._recent.append(values)
         values = {**self._evaluation, **values}
-        share, left = self._course.at(version, values["time"])
-        now = time.perf_counter()
-        if now - self._began < self._after:
+        share, left = self._done(version, values["time"])
+        if not self._is_due():
             return
-        if self._console.is_terminal:
-            if not self._live.is_started:
-                self._live.start()
+        left = _last_evaluation(values) or left
+        if self._drawing:
+            self._live.start()
             self._live.update(self._panel(version, values, share, left), refresh=True)
-        elif now - self._shown >= self._lines:
-            self._shown = now
+        else:
             signs = {**self._signs(values), "faults": _faults(values) or "none"}
-            said = "  ".join(f"{name} {text}" for name, text in signs.items())
-            left = _last_evaluation(values) or left
-            text = f"{self._label}: {100 * share:3.0f}%  {version:,} updates  {said}  {left}"
-            self._console.print(text.rstrip(), highlight=False, markup=False, soft_wrap=True)
+            texts = "  ".join(f"{name} {text}" for name, text in signs.items())
+            self._print(share, f"{version:,} updates  {texts}  {left}")
 
     def _signs(self, values: Mapping[str, float]) -> dict[str, str]:
         """What to show of the run as a whole, the user's own metrics too."""
@@ -235,14 +218,13 @@ class View:
         return sum(values[name] for values in self._recent) / len(self._recent)
 
     def _panel(self, version: int, values: Mapping[str, float], share: float, left: str) -> RenderableType:
-        course = self._course
-        said = [f"{100 * share:.0f}%", f"{version:,}{f' of {course.updates:,}' if course.updates else ''} updates"]
-        said += [f"{values['time']:,.0f} of {course.until:,g} s"] if course.until else []
-        left = _last_evaluation(values) or left
+        of_updates = f" of {self._updates:,}" if self._updates else ""
+        texts = [f"{100 * share:.0f}%", f"{version:,}{of_updates} updates"]
+        texts += [f"{values['time']:,.0f} of {self._until:,g} s"] if self._until else []
         bar = Grid.grid(expand=True, padding=(0, 2, 0, 0))
         bar.add_column(ratio=1)
         bar.add_column(no_wrap=True)
-        about = Text("  ".join([*said, left]).rstrip())
+        about = Text("  ".join([*texts, left]).rstrip())
         bar.add_row(ProgressBar(total=1.0, completed=share, complete_style="green"), about)
         signs = Grid.grid(padding=(0, 4, 0, 0))
         shown = self._signs(values)

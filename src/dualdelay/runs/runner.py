@@ -23,6 +23,7 @@ from ..simulation.gradients import Batcher
 from ..simulation.local_fleet import LocalFleet
 from ..storage.files import pack
 from ..storage.folder import Folder
+from ..storage.record import RunRecord
 from .names import describe
 from .settings import Reporting, SimulatedFleet
 from .spec import RunSpec
@@ -38,6 +39,7 @@ class Member:
 
     spec: RunSpec
     folder: Folder | None = None
+    record: RunRecord | None = None  # what a new folder is to hold of it
     run: Run | None = None  # once it has ended
     judged: int = 0  # evaluations that early stopping has seen
 

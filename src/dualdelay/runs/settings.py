@@ -11,19 +11,8 @@ from torch import Tensor
 
 from ..core import Arrival, State
 from ..core.devices import require_device
-from ..core.errors import (
-    BadInput,
-    plain_number,
-    require_kind,
-    require_one_of,
-    require_path,
-    require_positive,
-    require_several,
-    require_threads,
-    require_whole,
-    shown,
-    take_plain_numbers,
-)
+from ..core.errors import BadInput, plain_number, require_kind, require_path, require_several, shown
+from ..core.settings import check_settings, positive, thread_count, whole
 from ..engine.evaluation import Metric
 from ..engine.monitor import Logger
 from ..engine.result import EarlyStop
@@ -45,11 +34,11 @@ class Evaluation:
     By default a run is evaluated so often that it takes about a tenth of the work, fifty times at most.
     """
 
-    every: int | None = None
+    every: int | None = whole(None, label="every of the evaluation (--evaluate-every)")
     """After every so many updates."""
-    seconds: float | None = None
+    seconds: float | None = positive(None, label="seconds of the evaluation (--evaluate-seconds)")
     """At every so many seconds, simulated or real."""
-    samples: int | None = None
+    samples: int | None = whole(None, label="samples of the evaluation (--evaluate-samples)")
     """On so many samples of each worker, always the same; the end is evaluated on all."""
     metrics: Mapping[str, Metric] | None = None
     """Functions of ``problem.model(x)`` of your own, by name."""
@@ -59,13 +48,7 @@ class Evaluation:
     """When to stop before the end; the run then returns its best model."""
 
     def __post_init__(self) -> None:
-        take_plain_numbers(self)
-        if self.every is not None:
-            require_whole("every of the evaluation (--evaluate-every)", self.every, 1)
-        if self.seconds is not None:
-            require_positive("seconds of the evaluation (--evaluate-seconds)", self.seconds)
-        if self.samples is not None:
-            require_whole("samples of the evaluation (--evaluate-samples)", self.samples, 1)
+        check_settings(self)
         if self.best_by is not None and not isinstance(self.best_by, str):
             raise BadInput(f"best_by is {shown(self.best_by)}; expected the name of a metric, such as 'objective'.")
         if self.early_stop is not None:
@@ -86,30 +69,23 @@ class Compute:
 
     device: str | None = None
     """"cpu" or "cuda"; by default where the problem's data are."""
-    cores: int | None = None
+    cores: int | None = thread_count(None)
     """Cores that compute jobs in flight on the processor, with the same bits whatever their number; by default all, if a
     gradient takes longer than handing it over."""
     precision: str = "float32"
     """Or "tf32" or "bfloat16", for a network's products and convolutions."""
-    threads: int | None = 1
+    threads: int | None = thread_count(1)
     """Threads that torch uses: small models are faster with one, another number gives other bits, None is torch's own."""
     batch: bool | None = None
     """Whether jobs in flight are computed many in one call, with other last digits; by default on a GPU."""
     gradient_table: Literal["full", "half", "host"] = "full"
     """How a method that remembers gradients keeps them: as they are, in half the memory (bfloat16), or on the host."""
-    memory_limit: float | None = None
+    memory_limit: float | None = positive(None)
     """Bytes that runs of a sweep may take side by side; by default half of what is free."""
 
     def __post_init__(self) -> None:
-        take_plain_numbers(self)
-        if self.threads is not None:
-            require_threads("threads", self.threads)
-        if self.cores is not None:
-            require_threads("cores", self.cores)
-        if self.memory_limit is not None:
-            require_positive("memory_limit", self.memory_limit)
+        check_settings(self)
         require_device(self.device or "cpu", self.precision)
-        require_one_of("gradient_table", self.gradient_table, ("full", "half", "host"))
 
 
 @dataclass(frozen=True)
@@ -128,7 +104,7 @@ class Server:
     "leave"; or the run ends at once ("stop")."""
 
     def __post_init__(self) -> None:
-        require_one_of("on_nonfinite", self.on_nonfinite, ("retry", "leave", "stop"))
+        check_settings(self)
 
 
 @dataclass(frozen=True)
@@ -137,20 +113,17 @@ class Saving:
 
     folder: str | Path | None = None
     """The run's folder, which is made; None: it is not saved."""
-    every: int | None = None
+    every: int | None = whole(None, label="checkpoint_every")
     """Updates between two checkpoints; by default twenty checkpoints in all."""
-    keep: int = 3
+    keep: int = whole(3)
     """How many of the newest checkpoints stay."""
     go_on: bool = False
     """Whether a folder that holds the same run already is resumed; otherwise it is refused."""
 
     def __post_init__(self) -> None:
-        take_plain_numbers(self)
+        check_settings(self)
         if self.folder is not None:
             require_path("folder", self.folder)
-        if self.every is not None:
-            require_whole("checkpoint_every", self.every, 1)
-        require_whole("keep", self.keep, 1)
 
     @property
     def path(self) -> Path | None:

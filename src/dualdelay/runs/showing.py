@@ -15,15 +15,15 @@ def showing(
     """Progress on standard error, as ``watch`` and ``log`` functions for a run; none without the rich package."""
     nothing: dict[str, tuple[Any, ...]] = {"watch": (), "log": ()}
     try:
-        from .progress import View, Watcher
+        from .progress import RunProgress, WorkersView
     except ImportError:
         progress = False
     if not progress:
         yield nothing
     elif real:
         print("real workers: Ray and their processes take some seconds to start", file=sys.stderr)
-        with View(name, updates, time) as view:
+        with WorkersView(name, updates, time) as view:
             yield {**nothing, "log": (view,)}
     else:
-        with Watcher(name, updates, time) as watcher:
+        with RunProgress(name, updates, time) as watcher:
             yield {**nothing, "watch": (watcher,)}

@@ -27,7 +27,6 @@ from ..simulation.gradients import Batcher, GradientsInBatches
 from ..simulation.local_fleet import LocalFleet
 from ..storage.files import Damaged, save_table
 from ..storage.folder import Folder
-from ..storage.record import RunRecord
 from .fleets import virtual_clock
 from .grouping import fitting, grouped
 from .names import label, stem
@@ -349,16 +348,16 @@ def run_points(
     if batches(options.compute.device or "cpu", options.compute.batch) and not by_itself:
         with ExitStack() as stack:  # problems that a run of another thread computes in have twins here
             problems = {id(point.problem): point.problem for point in points}
-            mine = {key: stack.enter_context(for_this_thread(problem)) for key, problem in problems.items()}
-            runs = _side_by_side([replace(point, problem=mine[id(point.problem)]) for point in points], options, tell)
+            own = {key: stack.enter_context(for_this_thread(problem)) for key, problem in problems.items()}
+            runs = _side_by_side([replace(point, problem=own[id(point.problem)]) for point in points], options, tell)
     failed: dict[int, str] = {}
     for k, point in enumerate(points):
         if k not in runs:
             tell((len(runs) + len(failed)) / len(points), "")
             try:
                 with nullcontext(reporting) if display is None else display(point) as shown_to:
-                    own = _of_point(options, point)
-                    runs[k] = run_one(own, point.algorithm, point.problem, point.fleet, point.seed, shown_to)
+                    of_point = _of_point(options, point)
+                    runs[k] = run_one(of_point, point.algorithm, point.problem, point.fleet, point.seed, shown_to)
             except RunFailed as error:
                 failed[k] = str(error)
             except BadInput as error:  # of the first run it is the user's; later it is that run's own, and others are done
@@ -399,16 +398,15 @@ def _side_by_side(points: Sequence[Point], options: Options, tell: Report) -> di
         placed[kind] = spec.problem
         members[k] = Member(spec)
     fingerprints: dict[int, str] = {}  # by problem, since they take long for much data
-    records: dict[int, RunRecord] = {}
-    for k, member in members.items():
+    for member in members.values():
         path, problem = member.spec.saving.path, member.spec.problem
         if path is not None:
             if id(problem) not in fingerprints:
                 fingerprints[id(problem)] = problem.fingerprint()
-            records[k] = record_of(member.spec, fingerprints[id(problem)], len(points))
+            member.record = record_of(member.spec, fingerprints[id(problem)], len(points))
             if path.exists():
                 member.folder = Folder(path)
-                require_same(records[k], member.folder)
+                require_same(member.record, member.folder)
     specs = {k: member.spec for k, member in members.items() if not _has_ended(member)}  # those are only to be read
     parts = fitting(grouped(specs), specs, options.compute.memory_limit)
     runs: dict[int, Run] = {}
@@ -419,9 +417,7 @@ def _side_by_side(points: Sequence[Point], options: Options, tell: Report) -> di
             text = f"{count} runs side by side" + (f", in {len(parts)} parts" if len(parts) > 1 else "")
             tell((len(runs) + share * count) / len(points), text)
 
-        _compute(
-            [[members[k] for k in group] for group in part], [[records.get(k) for k in group] for group in part], report
-        )
+        _compute([[members[k] for k in group] for group in part], report)
         for k in itertools.chain(*part):
             if (run := members.pop(k).run) is not None:
                 runs[k] = run
@@ -436,9 +432,7 @@ def _has_ended(member: Member) -> bool:
         return False
 
 
-def _compute(
-    groups: Sequence[Sequence[Member]], records: Sequence[Sequence[RunRecord | None]], tell: Callable[[float], None]
-) -> None:
+def _compute(groups: Sequence[Sequence[Member]], tell: Callable[[float], None]) -> None:
     """Bring groups to their ends side by side."""
     spec = groups[0][0].spec
     problems: dict[Hashable, list[Problem]] = {}
@@ -456,14 +450,13 @@ def _compute(
 
     with using_precision(spec.compute.device or "cpu", spec.compute.precision), using_threads(spec.threads):
         try:
-            batchers = {kind: Batcher(some[0].batched(some)) for kind, some in problems.items()}
+            batchers = {kind: Batcher(alike[0].batched(alike)) for kind, alike in problems.items()}
             runners = []
             for group in groups:
                 kind = _kind(group[0].spec)
                 which = [next(i for i, p in enumerate(problems[kind]) if p is member.spec.problem) for member in group]
                 runners.append(_group(group, GradientsInBatches(batchers[kind], which)))
-            begin = {id(runner): some for runner, some in zip(runners, records, strict=True)}
-            run_together(runners, lambda runner: _begin(runner, begin[id(runner)]), list(batchers.values()), report)
+            run_together(runners, _begin, list(batchers.values()), report)
         except (BadInput, NotSaved):
             raise
         except Exception as error:  # whoever is to blame says so when the runs are computed one by one
@@ -495,7 +488,7 @@ def _group(members: Sequence[Member], gradients: GradientsInBatches) -> Runner:
     return Runner(loop, members)
 
 
-def _begin(runner: Runner, records: Sequence[RunRecord | None]) -> None:
+def _begin(runner: Runner) -> None:
     """Begin, or go on from the newest checkpoint that all runs have; those that parted since go on by themselves."""
     loop, members = runner.loop, runner.members
     assert isinstance(loop, Replicas)
@@ -514,8 +507,8 @@ def _begin(runner: Runner, records: Sequence[RunRecord | None]) -> None:
         loop.going.clear()
         return
     require_possible(loop, members)
-    for k, (member, record) in enumerate(zip(members, records, strict=True)):
-        path = member.spec.saving.path
+    for k, member in enumerate(members):
+        path, record = member.spec.saving.path, member.record
         if member.folder is None and path is not None and record is not None:
             member.folder = Folder.create(path, record, member.spec.x, member.spec.problem.fixed())
         if member.folder is not None:
