@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
 
 from ..core import Problem
 from ..core.devices import using_precision
 from ..engine.fleet import Fleet
 from ..engine.loop import Loop
-from ..simulation.clocks import RecordedClock, VirtualClock
+from ..simulation.clocks import RecordedClock
 from ..simulation.cores import GradientsOnCores, cores_worth
 from ..simulation.gradients import Batcher, Gradients, GradientsInBatches
 from ..simulation.local_fleet import LocalFleet
-from ..simulation.speeds import SpeedModel
 from ..workers.coordinator import Coordinator
 from ..workers.settings import WorkerFleet
-from .settings import Compute, SimulatedFleet
+from .settings import Compute
 from .spec import RecordedFleet, RunSpec
 
 
@@ -36,16 +34,11 @@ def open_fleet(spec: RunSpec, output: Path | None = None) -> Iterator[Fleet]:
             fleet = LocalFleet(problem, RecordedClock(spec.fleet.trace), message, spec.fleet.threads, gradients)
         else:
             gradients = _gradients(spec.compute, problem, spec.threads)
-            fleet = LocalFleet(problem, virtual_clock(spec.fleet), message, gradients=gradients)
+            fleet = LocalFleet(problem, spec.fleet.clock(), message, gradients=gradients)
         try:
             yield fleet
         finally:
             fleet.close()
-
-
-def virtual_clock(fleet: SimulatedFleet) -> VirtualClock:
-    """The clock that simulated workers go by."""
-    return VirtualClock(cast("SpeedModel", fleet.speeds), fleet.link, fleet.changes)
 
 
 def _gradients(compute: Compute, problem: Problem, threads: int) -> Gradients:

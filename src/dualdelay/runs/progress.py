@@ -8,19 +8,21 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
-from rich.progress import BarColumn, TextColumn
+from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bar
 from rich.progress_bar import ProgressBar
 from rich.table import Table as Grid
 from rich.text import Text
 
-from ..core import Arrival
+from ..core import Algorithm, Arrival
 from ..core.state import State
+from .names import label
 
 _HIDDEN = (
     "time",
@@ -55,14 +57,14 @@ class _Progress:
 
     def __init__(
         self,
-        label: str,
+        subject: str | Algorithm[Any],
         updates: int | None = None,
         until: float | None = None,
         after: float = 2.0,
         lines: float = 10.0,
         console: Console | None = None,
     ) -> None:
-        self._label, self._updates, self._until, self._after, self._lines = label, updates, until, after, lines
+        self._subject, self._updates, self._until, self._after, self._lines = subject, updates, until, after, lines
         self._console = Console(file=sys.stderr) if console is None else console
         self._drawing = self._console.is_terminal  # which rich finds out anew, at length, whenever it is asked
         self._began = self._shown = time.perf_counter()
@@ -76,6 +78,10 @@ class _Progress:
 
     def close(self) -> None:
         """Take it away."""
+
+    @cached_property
+    def _label(self) -> str:
+        return self._subject if isinstance(self._subject, str) else label(self._subject)
 
     def _is_due(self) -> bool:
         """Whether it is time to show something again."""
@@ -104,24 +110,25 @@ class _Bar(_Progress):
 
     _pause = 0.2
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        about, text = (TextColumn(part, markup=False) for part in ("{task.description}", "{task.fields[text]}"))
-        self._bar = Bar(about, BarColumn(), text, console=self._console, transient=True)  # labels have brackets: no markup
-        self._task = self._bar.add_task(self._label, total=1.0, text="")
+    _bar: Bar | None = None
 
     def close(self) -> None:
         """Take the bar away."""
-        if self._bar.live.is_started:
+        if self._bar is not None:
             self._bar.stop()
+            self._bar = None
 
     def show(self, text: str, share: float) -> None:
         """Show that so much is done."""
         if not self._drawing:
             self._print(share, text)
             return
-        self._bar.start()
-        self._bar.update(self._task, completed=share, text=f"{100 * share:3.0f}%  {text}")
+        if self._bar is None:
+            texts = [TextColumn(part, markup=False) for part in ("{task.description}", "{task.fields[text]}")]
+            self._bar = Bar(texts[0], BarColumn(), texts[1], console=self._console, transient=True)  # labels have brackets
+            self._bar.add_task(self._label, total=1.0, text="")
+            self._bar.start()
+        self._bar.update(TaskID(0), completed=share, text=f"{100 * share:3.0f}%  {text}")
 
 
 class RunProgress(_Bar):

@@ -66,7 +66,7 @@ def replay(
     """
     if rtol is not None:
         require_positive("rtol", rtol)
-    place, reporting = Folder(Path(folder)), Reporting.of(watch)
+    place = Folder(Path(folder))
     damage: list[str] = []  # a replay may find out what is wrong with files that are not as they were written
     record, result, trace = place.record(), place.finished(), place.trace(damage)
     require_totals(record.updates, record.time)
@@ -75,13 +75,13 @@ def replay(
         using_threads(record.server_threads),
         using_precision(record.device or "cpu", record.precision or "float32"),
         nullcontext() if problem is None else for_this_thread(problem) as own,
-        showing(f"replay of {place.path.name}", record.updates, record.time, progress=reporting.progress) as display,
+        showing(Reporting.of(watch), f"replay of {place.path.name}", record.updates, record.time) as shown_to,
     ):
         spec = spec_of(record, place, GivenAgain(own, algorithm, optimizer, schedule), fleet, "replay", ReplayMismatch)
         try:
             with open_fleet(spec) as recorded:
                 replayed = _Replay(place, spec, record, result, make_loop(spec, recorded), rtol, damage)
-                run = replayed.run(reporting.also(**display).watch)
+                run = replayed.run(shown_to.watch)
             if damage:
                 raise Damaged(f"{damage[0]}, although what was replayed agrees with it.")
             return run

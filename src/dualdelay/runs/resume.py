@@ -100,10 +100,10 @@ def go_on(place: Folder, spec: RunSpec, record: RunRecord, reporting: Reporting)
         _log.warning("%s", warning)
     spec.require_end()
     with (
-        showing(place.path.name, spec.updates, spec.time, progress=reporting.progress, real=spec.real) as display,
+        showing(reporting, place.path.name, spec.updates, spec.time, real=spec.real) as shown_to,
         open_fleet(spec, place.path / "output") as fleet,
     ):
-        reporting, loop, member = reporting.also(**display), make_loop(spec, fleet), Member(spec, place)
+        loop, member = make_loop(spec, fleet), Member(spec, place)
         if saved is None:
             place.rewind(None)
             if changes(record.environment, now):  # nothing was done on the other machine that counts
@@ -111,7 +111,7 @@ def go_on(place: Folder, spec: RunSpec, record: RunRecord, reporting: Reporting)
             if record != place.record():
                 place.write_record(record)
             loop.begin()
-            return Runner(loop, [member], reporting).run()
+            return Runner(loop, [member], shown_to).run()
         content, rows, problems = saved
         notes += [f"{problem}; an older checkpoint was used" for problem in problems]
         version = content["state"]["version"]
@@ -137,7 +137,7 @@ def go_on(place: Folder, spec: RunSpec, record: RunRecord, reporting: Reporting)
                 f"from arrival {content['arrivals']} on it was computed on another kind of machine ({moved}): the bits "
                 "are not those of a run that stays where it is"
             )
-        return Runner(loop, [member], reporting, notes, resumed=not moved).run(ended)
+        return Runner(loop, [member], shown_to, notes, resumed=not moved).run(ended)
 
 
 _TRUST = {"address": None, "host": "127.0.0.1", "insecure": False}  # what no folder decides, and what is usual

@@ -99,7 +99,7 @@ class Runner:
         return bool(loop.going)
 
     def advance(self) -> None:
-        """Let the next event happen, show it to whoever watches, and save if it is time."""
+        """Let the next event happen, show it to the functions that watch, and save if it is time."""
         loop, before = self.loop, self.loop.state.version
         arrival = loop.advance()
         if arrival is not None:
@@ -135,6 +135,7 @@ class Runner:
             folder.save(loop.save_of(k), loop.rows_of(k, self._saved[0]), self._spec.saving.keep)
 
     def _stop_early(self) -> None:
+        """Finish the runs that their early stopping ends."""
         for k in sorted(self.loop.going):
             member, evaluation = self.members[k], self.loop.evaluations[k]
             stop = member.spec.evaluation.early_stop

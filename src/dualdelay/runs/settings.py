@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from torch import Tensor
 
@@ -17,6 +17,7 @@ from ..engine.evaluation import Metric
 from ..engine.monitor import Logger
 from ..engine.result import EarlyStop
 from ..simulation.availability import Change, checked_changes
+from ..simulation.clocks import VirtualClock
 from ..simulation.link import Link
 from ..simulation.speeds import SpeedModel
 from .optimizer import Maker
@@ -157,10 +158,6 @@ class Reporting:
         require_several("watch", self.watch, "functions of state and arrival")
         require_several("log", self.log, "functions of values and step")
 
-    def also(self, watch: Sequence[Watch] = (), log: Sequence[Logger] = ()) -> Reporting:
-        """The same with more functions."""
-        return replace(self, watch=(*self.watch, *watch), log=(*self.log, *log))
-
     @classmethod
     def of(cls, watch: Sequence[Watch] | Reporting) -> Reporting:
         """What was given as ``watch``."""
@@ -182,6 +179,10 @@ class SimulatedFleet:
     def __post_init__(self) -> None:
         require_kind("link", self.link, Link, "dd.speeds.Link(latency=0.1)")
         object.__setattr__(self, "changes", tuple(checked_changes(self.changes)))
+
+    def clock(self) -> VirtualClock:
+        """The clock that these workers go by, once their speeds are a model."""
+        return VirtualClock(cast("SpeedModel", self.speeds), self.link, self.changes)
 
     @classmethod
     def of(cls, speeds: SpeedsOf | SimulatedFleet | None) -> SimulatedFleet:

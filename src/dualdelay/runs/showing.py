@@ -5,25 +5,29 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
+
+from ..core import Algorithm
+from .settings import Reporting
 
 
 @contextmanager
 def showing(
-    name: str, updates: int | None, time: float | None, *, progress: bool, real: bool = False
-) -> Iterator[dict[str, tuple[Any, ...]]]:
-    """Progress on standard error, as ``watch`` and ``log`` functions for a run; none without the rich package."""
-    nothing: dict[str, tuple[Any, ...]] = {"watch": (), "log": ()}
+    reporting: Reporting, subject: str | Algorithm[Any], updates: int | None, time: float | None, *, real: bool = False
+) -> Iterator[Reporting]:
+    """The functions that are shown a run, with progress on standard error; without the rich package there is none."""
+    progress = reporting.progress
     try:
         from .progress import RunProgress, WorkersView
     except ImportError:
         progress = False
     if not progress:
-        yield nothing
+        yield reporting
     elif real:
         print("real workers: Ray and their processes take some seconds to start", file=sys.stderr)
-        with WorkersView(name, updates, time) as view:
-            yield {**nothing, "log": (view,)}
+        with WorkersView(subject, updates, time) as view:
+            yield replace(reporting, log=(*reporting.log, view))
     else:
-        with RunProgress(name, updates, time) as watcher:
-            yield {**nothing, "watch": (watcher,)}
+        with RunProgress(subject, updates, time) as watcher:
+            yield replace(reporting, watch=(*reporting.watch, watcher))

@@ -15,7 +15,6 @@ from ..storage.folder import Folder
 from ..workers.ray_fleet import RayFleet
 from ..workers.settings import WorkerFleet
 from .fleets import make_loop, open_fleet
-from .names import label
 from .record import record_of, require_same
 from .resume import go_on
 from .runner import Member, Runner, require_possible, starting_workers
@@ -33,7 +32,7 @@ from .settings import (
     Watch,
 )
 from .showing import showing
-from .spec import Options, RunSpec, for_this_thread
+from .spec import Options, for_this_thread
 
 
 def simulate(
@@ -135,22 +134,17 @@ def run_one(
         spec.require_rules()
         if path is not None:
             Folder.require_new(path)  # before anything is computed for it
-        return _begin(spec, path, reporting)
-
-
-def _begin(spec: RunSpec, path: Path | None, reporting: Reporting) -> Run:
-    output = None if path is None else path / "output"
-    with (
-        showing(label(spec.algorithm), spec.updates, spec.time, progress=reporting.progress, real=spec.real) as display,
-        open_fleet(spec, output) as fleet,
-    ):
-        member, loop = Member(spec), make_loop(spec, fleet)
-        with starting_workers("nothing had begun") if spec.real else nullcontext():
-            loop.begin()
-        if not spec.real:
-            require_possible(loop, [member])
-        runner = Runner(loop, [member], reporting.also(**display))
-        if path is None:
-            return runner.run()
-        with Folder.create(path, record_of(spec), spec.x, spec.problem.fixed()) as member.folder:
-            return runner.run()
+        with (
+            showing(reporting, spec.algorithm, spec.updates, spec.time, real=spec.real) as shown_to,
+            open_fleet(spec, None if path is None else path / "output") as workers,
+        ):
+            member, loop = Member(spec), make_loop(spec, workers)
+            with starting_workers("nothing had begun") if spec.real else nullcontext():
+                loop.begin()
+            if not spec.real:
+                require_possible(loop, [member])
+            runner = Runner(loop, [member], shown_to)
+            if path is None:
+                return runner.run()
+            with Folder.create(path, record_of(spec), spec.x, spec.problem.fixed()) as member.folder:
+                return runner.run()

@@ -88,9 +88,9 @@ class RunSpec:
 
     def require_rules(self) -> None:
         """Refuse a method without a rule for workers that come or go now, and not when it happens."""
-        state = self.algorithm.init(self.x, self.problem.workers, Draws(self.seed, "server"))
         if self.algorithm.away:
             return
+        state = self.algorithm.init(self.x, self.problem.workers, Draws(self.seed, "server"))
         changes = self.fleet.changes if isinstance(self.fleet, SimulatedFleet) else ()
         absent = self.fleet.absent_at_first(self.problem.workers) if isinstance(self.fleet, WorkerFleet) else ()
         for worker in [*absent, *(change.worker for change in changes if change.kind is EventKind.LEFT)]:
@@ -142,7 +142,8 @@ class Options:
         require_metrics(self.evaluation.metrics, problem)
         x = _initial_weights(problem, self.server.initial_weights, seed)
         if isinstance(fleet, WorkerFleet):
-            x = _portable(x)
+            _require_portable(x)
+            x = x.cpu()  # where the server of real workers is, wherever they compute
         return RunSpec(
             algorithm=algorithm,
             problem=problem,
@@ -171,11 +172,10 @@ def _require_fit(speeds: SpeedModel, problem: Problem) -> None:
         raise BadInput(f"speeds are given for {speeds.n} workers, but the problem has {problem.workers}; give as many.")
 
 
-def _portable(x: Tensor) -> Tensor:
-    """Weights that can travel, on the processor: the server of real workers is there, wherever they compute."""
+def _require_portable(x: Tensor) -> None:
+    """Refuse weights that cannot travel."""
     if x.dtype not in (torch.float64, torch.float32, torch.float16):
         raise BadInput(f"the weights are {x.dtype}, which numpy and so Ray cannot carry; use float32, float64 or float16.")
-    return x.cpu()
 
 
 def require_totals(updates: int | None, time: float | None) -> None:

@@ -27,7 +27,6 @@ from ..simulation.gradients import Batcher, GradientsInBatches
 from ..simulation.local_fleet import LocalFleet
 from ..storage.files import Damaged, save_table
 from ..storage.folder import Folder
-from .fleets import virtual_clock
 from .grouping import fitting, grouped
 from .names import label, stem
 from .record import record_of, require_same
@@ -473,7 +472,7 @@ def _group(members: Sequence[Member], gradients: GradientsInBatches) -> Runner:
     spec = members[0].spec
     assert isinstance(spec.fleet, SimulatedFleet)
     spec.require_rules()
-    fleet = LocalFleet(spec.problem, virtual_clock(spec.fleet), spec.algorithm.message, gradients=gradients)
+    fleet = LocalFleet(spec.problem, spec.fleet.clock(), spec.algorithm.message, gradients=gradients)
     loop = Replicas(
         [member.spec.algorithm for member in members],
         [member.spec.problem for member in members],
