@@ -1,4 +1,4 @@
-"""Every method on CIFAR-10 with unlike workers, each over its own steps: the hardest panel of the paper's first figure.
+"""Every method on CIFAR-10 with heterogeneous data, each over its own steps: the hardest panel of the paper's first figure.
 
 python experiments/methods/cifar10.py PROCESSES     computes on a GPU, a cell in each process
 python experiments/methods/cifar10.py               writes the table of what is there into docs/methods.md

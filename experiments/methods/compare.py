@@ -1,4 +1,4 @@
-"""All methods on unlike workers: the loss over simulated time, each method at its own best step.
+"""All methods on heterogeneous data: the loss over simulated time, each method at its own best step.
 
 python experiments/methods/compare.py [--quick]
 
@@ -120,7 +120,7 @@ def figure(best: dict[tuple[str, float], dict[str, Choice]], path: Path) -> None
             panels.append(Panel(f"{problem}: {family}", "simulated time, as a share of all", height, curves, log="y"))
         rows.append(panels)
     caption = (
-        f"10 unlike workers with speeds TN(1, {STDS[0]:g}); the mean of {len(SEEDS)} seeds, each method at its own best "
+        f"10 workers with heterogeneous data and speeds TN(1, {STDS[0]:g}); the mean of {len(SEEDS)} seeds, each method at its own best "
         "step; DuDe is drawn in every panel. Where methods differ a lot the mean is mostly that of the seed with the "
         "fastest worker"
     )

@@ -18,7 +18,7 @@ ARRIVALS = 4_000  # that vanilla ASGD makes in the simulated time that all metho
 EVALUATIONS = 25
 STEPS = tuple(2.0**k for k in range(-10, 3, 2))  # first; then beyond an edge, then beside the best
 PROBLEMS = {
-    # five features for ten workers far apart: no model suits all; `unlike` was chosen on seeds 100 to 102
+    # five features for ten workers far apart: no model suits all; `heterogeneity` was chosen on seeds 100 to 102
     "logistic": dd.problems.Logistic(workers=WORKERS, features=5, samples=200, heterogeneity=3.0, batch_size=8),
     "digits": dd.Digits(workers=WORKERS, alpha=0.1),
 }

@@ -15,7 +15,7 @@ def _wide(name: str, std: float, seeds: int) -> Experiment:
 
 
 def _edge(step: float, *methods: str, wait_for: int = 1) -> Experiment:
-    """A larger step still, on the most unlike workers; of these runs only the end is measured."""
+    """A larger step still, on the most heterogeneous data; of these runs only the end is measured."""
     shared = replace(FIGURES["figure1"], alphas=(0.1,), stds=(1.0,), steps=(step,), evaluations=1)
     return replace(shared, methods=methods, wait_for=(wait_for,))
 

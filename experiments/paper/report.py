@@ -32,7 +32,7 @@ def about(seed: int) -> str:
 
 
 def singly(found: Sequence[tables.Outcome], name: str) -> None:
-    """Draw the most unlike workers at the most unlike speeds with every seed by itself."""
+    """Draw the most heterogeneous data at the most uneven speeds with every seed by itself."""
     choices = [choice for choice in tables.choose(found) if choice.panel == (0.1, 5.0) and choice.method in SINGLY]
     caption = "10 workers, alpha = 0.1, std = 5; each method at its best step over all seeds; shares of all gradients"
     pictures.draw_seeds(choices, about, HERE / name, caption)

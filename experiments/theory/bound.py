@@ -31,7 +31,7 @@ FIGURE = HERE.parents[1] / "docs" / "bound"
 REPLICAS, SIZE, WORKERS = 8, 10, 10
 EVEN = (1.0,) * WORKERS
 UNEVEN = (1.0, 1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 4.0, 4.0)
-UNLIKE = tuple(np.linspace(0.5, 1.0, WORKERS).tolist())
+UNEQUAL = tuple(np.linspace(0.5, 1.0, WORKERS).tolist())
 YLABEL = "squared norm of the gradient of F"
 
 
@@ -58,7 +58,7 @@ class Setting:
         return largest, found.gap.value, found.variance.value, self.delay, WORKERS
 
     def problem(self, replicas: int) -> dd.Quadratic:
-        centers = 30.0 * np.random.default_rng(0).normal(size=(WORKERS, SIZE))  # very unlike workers
+        centers = 30.0 * np.random.default_rng(0).normal(size=(WORKERS, SIZE))  # very heterogeneous workers
         a = np.array(self.curvatures)
         start = a @ centers / a.sum() + np.sqrt(2.0 / a.mean() / SIZE)  # F is 1 above its least value there
         tiled, noise = np.tile(centers, replicas), float(np.sqrt(self.variance / SIZE))
@@ -113,7 +113,7 @@ def measure(at: Setting) -> tuple[Any, Any]:
 def settings() -> list[Setting]:
     little = theory.horizon(1.0, 1.0, 1.0, 2 * WORKERS - 1, WORKERS)
     lengths = [*(round(10 ** (k / 4)) for k in range(8, 21)), round(little)]
-    noisy = Setting("sigma² = 1000, theorem's step", 1000.0, UNEVEN, UNLIKE, [1], False)
+    noisy = Setting("sigma² = 1000, theorem's step", 1000.0, UNEVEN, UNEQUAL, [1], False)
     least = theory.horizon(*noisy.constants)
     longer = [int(np.ceil(least * 10 ** (k / 4))) for k in range(10)]
     return [
@@ -148,7 +148,7 @@ def main() -> None:
     )
     draw_panels([panels], FIGURE, caption, ("png",))
     head = (
-        "# The bound and runs\n\nMade by `experiments/theory/bound.py`: ten workers, very unlike in their centres, ten "
+        "# The bound and runs\n\nMade by `experiments/theory/bound.py`: ten workers, with centres far apart, ten "
         "coordinates,\nL = Delta = 1. In brackets the range over eight replicas.\n\n"
     )
     for at in chosen:

@@ -26,7 +26,7 @@ from dualdelay.runs.sweep import Options, Point, run_points
 PARTS = Path("runs/tuning")
 RESULTS = Path(__file__).parent / "results"
 EVALUATIONS = 25
-HALVES = {"control": 1, "extreme": 1, "explored": 1}  # stages on the more unlike data alone
+HALVES = {"control": 1, "extreme": 1, "explored": 1}  # stages on the more heterogeneous data alone
 APART = {  # what takes so long that some methods have a process of their own
     ("extreme", 30): ("dude", "mean", "corrected 3", "vanilla"),
     ("tuned", 30): ("dude", "vanilla+fedbuff", "dude c=2+dude c=3", "dude c=5+dude c=10+sync"),

@@ -278,7 +278,7 @@ def report(found: list[Found], autos: list[Auto]) -> Iterator[str]:
     yield (
         "`fastest`: the step that contracts fastest, times tau_avg; in runs of this length some 5% too large, at most 20%. "
         "`shares`: the number over the one that follows from the shares of delays alone, as if they were the same in every "
-        "update; with few or very unlike workers they are not, and the edge feels it."
+        "update; with few or very heterogeneous workers they are not, and the edge feels it."
     )
     yield ""
     yield from table(

@@ -41,7 +41,7 @@ class Place:
 
     @property
     def alphas(self) -> tuple[float, ...]:
-        """How unlike the workers' data are in the paper's panels."""
+        """How heterogeneous the data are in the paper's panels."""
         return (0.1, 0.5) if self.workers == 10 else (0.05, 0.1)
 
 
