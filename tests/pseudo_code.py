@@ -1,6 +1,8 @@
-"""The rivals of DuDe once more, from their papers' pseudo-code: one weight, plain floats, and nothing of the package.
+"""The methods a second time, from their papers' pseudo-code: one weight, plain floats, and nothing of the package.
 
-Each function takes a fresh ``World`` and makes so many updates; the letters are those of the methods' descriptions.
+Each function has the name of a method, takes a fresh ``World`` and makes so many updates; letters are those of the papers.
+``World`` has the workers, their clock and the models; a method decides to whom a model is sent and how it moves. Where a
+method draws workers, the draws are given: ``drawn[version]`` are the workers that were sent that version.
 """
 
 from __future__ import annotations
@@ -12,19 +14,24 @@ from fractions import Fraction
 
 
 def noise(worker: int, draw: int) -> float:
-    """What a worker's gradient number ``draw`` is off by: so no two in a row are alike."""
+    """The error of a worker's gradient number ``draw``; no two in a row are equal."""
     return ((5 * worker + 3 * draw) % 7 - 3) / 4
 
 
 class World:
-    """Workers with F_i(x) = a_i (x - b_i)^2 / 2 and fixed seconds; what is due comes by time, then by order of sending."""
+    """Workers with F_i(x) = a_i (x - b_i)^2 / 2; arrivals are ordered by time, then by order of sending.
 
-    def __init__(self, seconds: Sequence[float], a: Sequence[float], b: Sequence[float], exact: bool = False) -> None:
+    Job k of worker i takes ``seconds[i][k]``, from the front again when they run out.
+    """
+
+    def __init__(
+        self, seconds: Sequence[Sequence[float]], a: Sequence[float], b: Sequence[float], exact: bool = False
+    ) -> None:
         self.seconds, self.a, self.b, self.n, self.exact = seconds, a, b, len(seconds), exact
         self.now = 0.0
         self.models = [0.0]  # by version
         self.arrivals: list[tuple[float, int, int]] = []  # time, worker, version
-        self.has = [0] * self.n  # the version each worker was sent last, and when
+        self.has = [0] * self.n  # the version that each worker was sent last, and when
         self.since = [0.0] * self.n
         self._due: list[tuple[float, int, int, int, int]] = []  # time, order of sending, worker (-1: a wake), draw, version
         self._draws = [0] * self.n
@@ -50,23 +57,25 @@ class World:
             self.again(i)
 
     def again(self, i: int) -> None:
-        """One more gradient at the model that worker i has."""
-        self._free[i] = max(self.now, self._free[i]) + self.seconds[i]
-        self._push(self._free[i], i, self._draws[i], self.has[i])
+        """Worker i computes one more gradient at the model that it has."""
+        k = self._draws[i]
+        self._free[i] = max(self.now, self._free[i]) + self.seconds[i][k % len(self.seconds[i])]
+        self._push(self._free[i], i, k, self.has[i])
         self._draws[i] += 1
 
     def drop(self, *workers: int) -> None:
-        """What these workers are doing comes to nothing."""
+        """These workers drop their jobs."""
         self._due = [due for due in self._due if due[2] not in workers]
         heapq.heapify(self._due)
         for i in workers:
             self._free[i] = self.now
 
     def wake(self, time: float) -> None:
+        """At that time ``next`` returns worker -1."""
         self._push(time, -1, 0, 0)
 
     def next(self) -> tuple[int, int, float]:
-        """Who arrives, the version its gradient was taken at, and the gradient."""
+        """The next arrival: its worker, the version its gradient was taken at, and the gradient."""
         self.now, _, i, draw, u = heapq.heappop(self._due)
         if i < 0:
             return i, u, 0.0
@@ -74,11 +83,73 @@ class World:
         return i, u, self.a[i] * (self.models[u] - self.b[i]) + (0.0 if self.exact else noise(i, draw))
 
     def move(self, step: float) -> None:
+        """x <- x - step."""
         self.models.append(self.x - step)
 
 
 def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
+
+
+def dude(w: World, updates: int, lr: float, wait_for: int = 1, start: str = "wait") -> None:
+    G: dict[int, float] = dict.fromkeys(range(w.n), 0.0) if start == "zeros" else {}
+    waiting: list[int] = []
+    w.send(*range(w.n))
+    while w.version < updates:
+        j, _, g = w.next()
+        first = len(G) < w.n
+        G[j] = g
+        if first and start == "busy":
+            w.send(j)  # the first update is made by the arrival after the one that completes the table
+            continue
+        waiting.append(j)
+        if len(G) == w.n and len(waiting) >= wait_for:
+            w.move(lr / w.n * sum(G.values()))
+            w.send(*waiting)
+            waiting = []
+
+
+def sync(w: World, updates: int, lr: float) -> None:
+    while w.version < updates:
+        w.send(*range(w.n))
+        w.move(lr * mean([w.next()[2] for _ in range(w.n)]))
+
+
+def vanilla(w: World, updates: int, lr: float) -> None:
+    w.send(*range(w.n))
+    while w.version < updates:
+        i, _, g = w.next()
+        w.move(lr * g)
+        w.send(i)
+
+
+def fedbuff(
+    w: World, updates: int, lr: float, buffer: int = 10, wait: bool = False, staleness: float | None = None
+) -> None:
+    inside: list[float] = []
+    waiting: list[int] = []
+    w.send(*range(w.n))
+    while w.version < updates:
+        i, u, g = w.next()
+        inside.append(g if staleness is None else g / (1 + w.version - u) ** staleness)
+        waiting.append(i)
+        if len(inside) == buffer:
+            w.move(lr * mean(inside))  # over the number of arrivals, not the sum of their weights
+            inside = []
+        if not inside or not wait:
+            w.send(*waiting)
+            waiting = []
+
+
+def mifa(w: World, updates: int, lr: float, drawn: Mapping[int, Sequence[int]]) -> None:
+    G = [0.0] * w.n
+    active: Sequence[int] = range(w.n)  # in the first round
+    while w.version < updates:
+        w.send(*active)
+        for _ in active:
+            i, _, G[i] = w.next()
+        w.move(lr * mean(G))
+        active = drawn[w.version]
 
 
 def rescaled(w: World, updates: int, lr: float) -> None:
@@ -139,15 +210,17 @@ def fedasync(
 
 
 def generalized(
-    w: World, updates: int, lr: float, next_for: Mapping[int, int], probabilities: Sequence[float] | None = None
+    w: World, updates: int, lr: float, drawn: Mapping[int, Sequence[int]], probabilities: Sequence[float] | None = None
 ) -> None:
     p = probabilities or [1 / w.n] * w.n
     w.send(*range(w.n))
     while w.version < updates:
         i, _, g = w.next()
         w.move(lr / (w.n * p[i]) * g)
-        if w.version in next_for:
-            w.send(next_for[w.version])
+        w.send(*drawn[w.version])
+
+
+uniform = shuffled = generalized  # with equal probabilities; how workers are drawn is the run's
 
 
 def rennala(w: World, updates: int, lr: float, gradients: int | None = None) -> None:
@@ -173,10 +246,10 @@ def malenia(w: World, updates: int, lr: float, gradients: int | None = None) -> 
     while w.version < updates:
         i, _, g = w.next()
         batch[i].append(g)
-        if not all(batch) or w.n / sum(Fraction(1, len(mine)) for mine in batch) < Fraction(S, w.n):
+        if not all(batch) or w.n / sum(Fraction(1, len(own)) for own in batch) < Fraction(S, w.n):
             w.again(i)
             continue
-        w.move(lr * mean([mean(mine) for mine in batch]))
+        w.move(lr * mean([mean(own) for own in batch]))
         batch = [[] for _ in range(w.n)]
         w.drop(*range(w.n))
         w.send(*range(w.n))
@@ -190,10 +263,10 @@ def ringleader(w: World, updates: int, lr: float) -> None:
     while w.version < updates:
         j, _, g = w.next()
         (main if j in U else later)[j].append(g)
-        if j not in U or not all(main):  # has its new model of this round, or the round still collects
+        if j not in U or not all(main):  # it has its new model of this round, or the round still collects
             w.again(j)
             continue
-        w.move(lr * mean([mean(mine) for mine in main]))
+        w.move(lr * mean([mean(own) for own in main]))
         w.send(j)
         U.remove(j)
         if not U:
@@ -231,16 +304,21 @@ def aced(w: World, updates: int, lr: float, max_delay: float | None = None) -> N
 
 def sync_by_speed(w: World, updates: int, lr: float, least: int = 1) -> None:
     shares = [1] * w.n
+    taken: list[list[float]] = [[] for _ in range(w.n)]
     while w.version < updates:
         w.send(*range(w.n))
         batch: list[list[float]] = [[] for _ in range(w.n)]
+        begun = [w.now] * w.n
         for _ in range(sum(shares)):
             i, _, g = w.next()
             batch[i].append(g)
+            taken[i].append(w.now - begun[i])
+            begun[i] = w.now
             if len(batch[i]) < shares[i]:
                 w.again(i)
-        w.move(lr * mean([mean(mine) for mine in batch]))
-        shares = [max(1, math.floor(least * max(w.seconds) / s)) for s in w.seconds]
+        w.move(lr * mean([mean(own) for own in batch]))
+        s = [mean(times) for times in taken]
+        shares = [max(1, math.floor(least * max(s) / s_i + 1e-6)) for s_i in s]  # times are differences, and rounded
 
 
 def fedfix(w: World, updates: int, lr: float, period: float = 1.0) -> None:
@@ -275,16 +353,19 @@ def iag(w: World, updates: int, lr: float) -> None:
         w.send((w.version - 1) % w.n)
 
 
-def sag(w: World, updates: int, lr: float, next_for: Mapping[int, int]) -> None:
+siag = iag  # with a minibatch in place of the exact gradient
+
+
+def sag(w: World, updates: int, lr: float, drawn: Mapping[int, Sequence[int]]) -> None:
     y: dict[int, float] = {}
     while w.version < updates:
-        w.send(next_for[w.version])
+        w.send(*drawn[w.version])
         i, _, g = w.next()
         y[i] = g
         w.move(lr / len(y) * sum(y.values()))
 
 
-def saga(w: World, updates: int, lr: float, next_for: Mapping[int, int]) -> None:
+def saga(w: World, updates: int, lr: float, drawn: Mapping[int, Sequence[int]]) -> None:
     y = [0.0] * w.n
     w.send(*range(w.n))
     for _ in range(w.n):
@@ -292,7 +373,7 @@ def saga(w: World, updates: int, lr: float, next_for: Mapping[int, int]) -> None
         y[i] = g
     w.move(lr * mean(y))
     while w.version < updates:
-        w.send(next_for[w.version])
+        w.send(*drawn[w.version])
         j, _, g = w.next()
         w.move(lr * (g - y[j] + mean(y)))
         y[j] = g
