@@ -120,8 +120,8 @@ def figure(best: dict[tuple[str, float], dict[str, Choice]], path: Path) -> None
             panels.append(Panel(f"{problem}: {family}", "simulated time, as a share of all", height, curves, log="y"))
         rows.append(panels)
     caption = (
-        f"10 workers with heterogeneous data and speeds TN(1, {STDS[0]:g}); the mean of {len(SEEDS)} seeds, each method at its own best "
-        "step; DuDe is drawn in every panel. Where methods differ a lot the mean is mostly that of the seed with the "
+        f"10 workers with heterogeneous data and speeds TN(1, {STDS[0]:g}); the mean of {len(SEEDS)} seeds, each method at "
+        "its own best step; DuDe is drawn in every panel. Where methods differ a lot the mean is mostly that of the seed with the "
         "fastest worker"
     )
     draw_panels(rows, path, caption)

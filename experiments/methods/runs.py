@@ -18,7 +18,8 @@ import dualdelay as dd
 from dualdelay.core.environment import environment
 from dualdelay.paper.tables import Outcome
 from dualdelay.runs.names import describe
-from dualdelay.runs.sweep import Options, Point, run_points
+from dualdelay.runs.spec import Options
+from dualdelay.runs.sweep import Point, run_points
 from dualdelay.storage.files import make_folder, write
 
 TOGETHER = 96  # runs that a process computes side by side, and what is lost when it is killed

@@ -22,7 +22,8 @@ import dualdelay as dd
 from dualdelay.analysis.figures import Curve, Panel, draw_panels
 from dualdelay.core.environment import environment
 from dualdelay.paper.tables import markdown
-from dualdelay.runs.sweep import Options, Point, run_points
+from dualdelay.runs.spec import Options
+from dualdelay.runs.sweep import Point, run_points
 from dualdelay.storage.files import make_folder, write
 
 HERE = Path(__file__).parent
