@@ -121,8 +121,8 @@ def figure(best: dict[tuple[str, float], dict[str, Choice]], path: Path) -> None
         rows.append(panels)
     caption = (
         f"10 workers with heterogeneous data and speeds TN(1, {STDS[0]:g}); the mean of {len(SEEDS)} seeds, each method at "
-        "its own best step; DuDe is drawn in every panel. Where methods differ a lot the mean is mostly that of the seed with the "
-        "fastest worker"
+        "its own best step; DuDe is drawn in every panel. Where methods differ a lot the mean is mostly that of the seed "
+        "with the fastest worker"
     )
     draw_panels(rows, path, caption)
 

@@ -301,7 +301,7 @@ def _read(path: Path) -> Tensor | dict[str, Tensor]:
 
 
 def with_room(problem: Problem, room: int) -> Problem:
-    """The problem with room for workers that nobody counts at the start."""
+    """The problem with room for workers that may join later."""
     return problem.extended(problem.workers + room) if room else problem
 
 

@@ -25,7 +25,7 @@ from .worker import Worker, part_of
 
 @dataclass
 class VirtualTime:
-    """A clock that a test moves; seconds pass on it only while somebody waits."""
+    """A clock that a test moves; seconds pass on it only while the coordinator waits."""
 
     now: float = 0.0
 
