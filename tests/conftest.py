@@ -1,4 +1,5 @@
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +30,20 @@ def inside(tmp_path: Path) -> Iterator[Path]:
     os.chdir(tmp_path)
     yield tmp_path
     os.chdir(here)
+
+
+@pytest.fixture
+def in_time() -> Iterator[None]:
+    """What takes longer than 15 seconds takes for ever, which is a failure like any other."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError("it takes for ever")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(15)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture

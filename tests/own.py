@@ -1,11 +1,11 @@
-"""What several tests share: a user's own methods, problems and data, and how two runs are compared: bit for bit, or to
-rounding where one of them was computed side by side with others.
+"""What several tests share: a user's own methods, problems and data, how two runs are compared (bit for bit, or to rounding
+where one of them was computed side by side with others), and how a call is refused.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
 from dualdelay.core import Order
-from flat import simulate
 from helpers import audit, by_seed, drift, operations, rounding
 from tables import ALGORITHMS, CASES, LR
 
@@ -120,6 +119,19 @@ def computed_both_ways(grid: Mapping[str, Sequence[Any]], *where: Any, **options
     wrong = [mismatches(*pair) for pair in zip(together.runs, alone.runs, strict=True)]
     assert {str(point): found for point, found in zip(together.points, wrong, strict=True) if found} == {}
     return together
+
+
+NO_NUMBERS = (10**400, 10**5000, "1", None, [1.0], 1j)  # too large for a float or for a text, or no number
+
+
+def refused(call: Callable[[], Any], *words: str) -> str:
+    """The message of the BadInput that a call raises: short, and with these words in it."""
+    with pytest.raises(dd.BadInput) as caught:
+        call()
+    message = str(caught.value)
+    assert [word for word in words if word not in message] == [], message
+    assert len(message) < 2500 and "Traceback" not in message
+    return message
 
 
 class Killed(BaseException):
@@ -260,6 +272,9 @@ class Jittered(torch.utils.data.Dataset):
         return self.pair[0][row] + 0.1 * torch.randn(self.pair[0].shape[1]), self.pair[1][row]
 
 
+OFTEN = dd.Evaluation(every=7, seconds=2.0)
+
+
 class Scenario:
     """A run with something in it that makes it hard to stop or to repeat."""
 
@@ -267,20 +282,26 @@ class Scenario:
         self,
         algorithm: dd.Algorithm[Any],
         problem: dd.Problem = CASES["noisy"][0],
-        speeds: dd.SpeedModel = CASES["noisy"][1],
+        speeds: dd.SpeedModel | dd.SimulatedFleet = CASES["noisy"][1],
+        *,
+        checkpoint_every: int = 5,
+        keep: int = 3,
+        evaluation: dd.Evaluation = OFTEN,
         **options: Any,
     ) -> None:
-        usual = {"updates": 24, "checkpoint_every": 5, "evaluate_every": 7, "evaluate_seconds": 2.0}
-        self.algorithm, self.problem, self.speeds, self.options = algorithm, problem, speeds, {**usual, **options}
+        self.algorithm, self.problem, self.speeds = algorithm, problem, speeds
+        self.saving = dd.Saving(every=checkpoint_every, keep=keep)
+        self.options = {"updates": 24, "evaluation": evaluation, **options}
         # what resume and replay have to be given, because the folder cannot build it
         self.again = None if type(problem) in dd.problems.PROBLEMS.values() else problem
 
-    def run(self, **options: Any) -> dd.Run:
-        return simulate(self.algorithm, self.problem, self.speeds, **{**self.options, **options})
+    def run(self, folder: Path | None = None, go_on: bool = False, **options: Any) -> dd.Run:
+        saving = replace(self.saving, folder=folder, go_on=go_on)
+        return dd.simulate(self.algorithm, self.problem, self.speeds, folder=saving, **{**self.options, **options})
 
     def killed(self, folder: Path, count: int, **options: Any) -> None:
         with pytest.raises(Killed):
-            self.run(folder=folder, watch=(kill_at(count),), **options)
+            self.run(folder, watch=(kill_at(count),), **options)
 
 
 usual = Scenario(dd.DuDe(LR, memory="workers"))  # a run of 24 updates
@@ -290,23 +311,26 @@ four = CASES["noisy"][1]
 moves = (dd.speeds.join(3, 2.5), dd.speeds.leave(1, 4.0), dd.speeds.join(1, 7.0), dd.speeds.leave(0, 9.0))
 paces = dd.speeds.ChangingSpeeds(dd.FixedSpeeds([1, 1, 2, 3]), [3.0, 6.5], [[1, 1, 1, 1], [9, 1, 1, 0.5], [1, 2, 3, 4]])
 rare = dd.FixedSpeeds([5.0] * 4)  # after second 10 nothing arrives until 15
-until_13 = {"updates": None, "time": 13.0, "checkpoint_every": 1, "evaluate_seconds": 0.75}
+until_13 = {"updates": None, "time": 13.0, "checkpoint_every": 1, "evaluation": replace(OFTEN, seconds=0.75)}
+moving = dd.SimulatedFleet(four, changes=moves)
 jittered = dd.Network(mlp(), cross_entropy, [Jittered(pair) for pair in shards()], dd.Batches(4, stochastic=True))
 
 SCENARIOS: dict[str, Scenario] = {
     **{name: Scenario(method, updates=13, checkpoint_every=3) for name, method in ALGORITHMS.items()},
-    "leave and join": Scenario(dd.DuDe(LR, wait_for=2), changes=moves),
-    "leave with its memory": Scenario(dd.DuDe(LR, memory="workers"), changes=moves),
-    "leave and join, vanilla": Scenario(dd.VanillaASGD(LR), changes=moves),
-    "link": Scenario(dd.UniformASGD(LR), link=dd.speeds.Link(0.25, 64.0)),
+    "leave and join": Scenario(dd.DuDe(LR, wait_for=2), speeds=moving),
+    "leave with its memory": Scenario(dd.DuDe(LR, memory="workers"), speeds=moving),
+    "leave and join, vanilla": Scenario(dd.VanillaASGD(LR), speeds=moving),
+    "link": Scenario(dd.UniformASGD(LR), speeds=dd.SimulatedFleet(four, link=dd.speeds.Link(0.25, 64.0))),
     "changing speeds": Scenario(dd.FedBuff(LR, buffer=3), speeds=paces),
     "one checkpoint": Scenario(dd.MIFA(LR, active=2), keep=1),
-    "early stop": Scenario(dd.DuDe(0.1), updates=200, stop=dd.EarlyStop(patience=2)),
-    "early stop at a checkpoint": Scenario(dd.DuDe(0.1), updates=200, stop=dd.EarlyStop(target=2.66), evaluate_every=5),
-    "until a time": Scenario(dd.DuDe(LR), updates=None, time=12.0, evaluate_seconds=0.5),
+    "early stop": Scenario(dd.DuDe(0.1), updates=200, evaluation=replace(OFTEN, early_stop=dd.EarlyStop(patience=2))),
+    "early stop at a checkpoint": Scenario(
+        dd.DuDe(0.1), updates=200, evaluation=dd.Evaluation(every=5, seconds=2.0, early_stop=dd.EarlyStop(target=2.66))
+    ),
+    "until a time": Scenario(dd.DuDe(LR), updates=None, time=12.0, evaluation=replace(OFTEN, seconds=0.5)),
     "evaluated after the last arrival": Scenario(dd.VanillaASGD(LR), speeds=rare, **until_13),
     "gone after the last arrival": Scenario(
-        dd.VanillaASGD(LR), speeds=rare, changes=[dd.speeds.leave(2, 12.0)], **until_13
+        dd.VanillaASGD(LR), speeds=dd.SimulatedFleet(rare, changes=[dd.speeds.leave(2, 12.0)]), **until_13
     ),
     "rejections": Scenario(dd.DuDe(LR, memory="workers"), Holes(centers, noise=0.5), three),
     "wrong shapes": Scenario(dd.FedBuff(LR, buffer=2), Cuts(centers, noise=0.5), three),
@@ -315,7 +339,7 @@ SCENARIOS: dict[str, Scenario] = {
         dd.ShuffledASGD(LR),
         dd.LocalSteps(dd.Digits(workers=3, alpha=1.0, hidden=4, batch_size=4), k=3, lr=0.05),
         three,
-        evaluate_seconds=20.0,
+        evaluation=replace(OFTEN, seconds=20.0),
     ),
     "own network": Scenario(
         dd.DuDe(LR), dd.Network(Scaled(), cross_entropy, shards(), dd.Batches(4, replacement=False)), three

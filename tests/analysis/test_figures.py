@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dualdelay as dd
-from dualdelay.analysis.figures import Curve, Panel, _best, draw, draw_panels, drawn, drawn_panels
+from dualdelay.analysis.figures import Curve, Panel, _best, _looks, draw, draw_panels, drawn, drawn_panels
 from dualdelay.engine.trace import Table
 
 
@@ -129,3 +129,17 @@ def test_panels_have_one_legend_and_each_row_one_scale(tmp_path: Path) -> None:
     assert [axis.get_ylabel() for axis in steps] == ["F", "G"], "two quantities in a row"
     assert (steps[1].get_yscale(), len(steps[1].collections)) == ("log", 1), "of many bands the first method's"
     assert [path.name for path in draw_panels(rows, tmp_path / "new" / "x") if path.exists()] == ["x.png", "x.pdf"]
+
+
+@pytest.mark.parametrize("label", ["$x$", "$\\frac{", "_hidden", "x" * 1000, "a%b", "a_b^c"])
+def test_labels_are_no_formulas(label: str, tmp_path: Path) -> None:
+    table = table_of({label: [1.0]})
+    (text,) = drawn(table, "time").axes[0].get_legend().get_texts()
+    assert text.get_text().strip()[:20] == label[:20] and not text.get_parse_math()
+    draw(table, tmp_path / "figure.svg")
+
+
+def test_methods_of_a_user_s_own_have_looks_that_differ() -> None:
+    looks = _looks(["own", "other", "own[lr=2]", "dude[lr=1]"])
+    assert len({(look["color"], str(look["linestyle"])) for look in looks.values()}) == 4
+    assert looks["own"]["color"] == looks["own[lr=2]"]["color"] != looks["other"]["color"]

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import dualdelay as dd
 from dualdelay.analysis.loggers import TensorBoard
-from dualdelay.analysis.reports import print_comparison, print_run, sentence
+from dualdelay.analysis.reports import print_comparison, print_rows, print_run, sentence
 from dualdelay.engine.trace import Trace
 
 THREE = dd.Quadratic([[0.0], [6.0], [12.0]], noise=0.5)
@@ -95,3 +95,17 @@ def test_without_tensorboard_the_error_says_how_to_get_it(tmp_path, monkeypatch)
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     with pytest.raises(dd.BadInput, match=r"tensorboard package is not installed.*pip install 'dualdelay\[tensorboard\]'"):
         TensorBoard(tmp_path)
+
+
+def test_the_sentence_names_methods_that_end_above_the_start():
+    table = dd.compare([dd.VanillaASGD(lr=2.5), dd.DuDe(lr=0.05)], THREE, SPEEDS, updates=12)
+    assert "vanilla[lr=2.5] ends above where it began" in sentence(table)
+    assert "dude[lr=0.05] ends above" not in sentence(table)
+
+
+@pytest.mark.parametrize("label", ["dude[lr=0.01]", "[bold]x[/bold]", "x[/]", "[link=http://x]y"])
+def test_brackets_in_a_table_are_shown_as_they_are(label):
+    console = Console(width=100, force_terminal=True, file=io.StringIO())
+    print_rows(f"title {label}", [["head", f"h{label}"], [label, f"c{label}"]], console)
+    shown = console.file.getvalue()
+    assert all(part in shown for part in (f"title {label}", f"h{label}", f"c{label}"))

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
-from helpers import audit
+from helpers import audit, rounding
 from own import Killed, differences, kill_at, mlp, shards
 from tables import ALGORITHMS, CASES, LR
 
@@ -220,3 +220,40 @@ def test_methods_without_a_table_are_the_same_with_every_format(name: str) -> No
 def test_another_format_is_refused(table: Any) -> None:
     with pytest.raises(dd.BadInput, match="gradient_table is"):
         dd.Compute(gradient_table=table)
+
+
+class Mixed(dd.Quadratic):
+    """Weights in float32, gradients in float64, as numpy code would give them."""
+
+    def start(self, seed: int) -> Tensor:
+        return super().start(seed).float()
+
+    def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
+        return super().gradient(x.double(), worker, draw)
+
+    def evaluate(self, x: Tensor) -> dict[str, float]:
+        return super().evaluate(x.double())
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("method", [dd.DuDe(0.05), dd.DuDe(0.05, memory="workers"), dd.MIFA(0.05), dd.SIAG(0.05)])
+def test_gradients_of_another_type_than_the_weights_are_converted(method: Any) -> None:
+    run = dd.simulate(method, Mixed([[0.0], [6.0], [12.0]]), CASES["q3"][1], updates=1000)
+    # a step that is less than a last digit of the weights is none
+    assert float(run.x) == pytest.approx(6.0, abs=rounding(4, torch.float32) * 6 / method.lr)
+    assert run.x.dtype == torch.float32
+
+
+class Spike(dd.Quadratic):
+    """One gradient that is huge, and finite."""
+
+    def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
+        gradient, loss = super().gradient(x, worker, draw)
+        return (gradient + 1e20 if (worker, draw) == (0, 5) else gradient), loss
+
+
+@pytest.mark.numeric
+def test_a_huge_gradient_leaves_no_trace_in_the_sum() -> None:
+    # added to 1e20 and taken away again, the others' gradients are gone from a float64 sum; the table has them
+    run = dd.simulate(dd.DuDe(1e-3), Spike([[0.0], [6.0], [12.0]]), CASES["q3"][1], updates=1500)
+    assert run.audit <= audit(run)

@@ -101,3 +101,13 @@ def test_a_user_s_metrics_are_columns_and_see_the_model_in_evaluation_mode(tmp_p
     longer = dd.resume(tmp_path / "run", updates=20, problem=problem, metrics=metrics)
     straight = dd.simulate(dd.DuDe(LR), problem, three, updates=20, **options)
     assert longer.metrics["size"].tobytes() == straight.metrics["size"].tobytes()
+
+
+def test_a_problem_may_evaluate_to_columns_of_its_own_and_lack_the_usual_ones() -> None:
+    class Bare(dd.Quadratic):
+        def evaluate(self, x: torch.Tensor) -> dict[str, float]:
+            return {"objective": float(x @ x), "own": 7.0}
+
+    run = dd.simulate(dd.DuDe(LR), Bare([[0.0], [1.0], [2.0]]), CASES["q3"][1], updates=3)
+    assert run.metrics.own.tolist() == [7.0] * len(run.metrics)
+    assert all(value != value for value in run.metrics.accuracy)  # nan

@@ -38,3 +38,10 @@ def test_a_run_stops_when_so_many_evaluations_brought_no_new_best(patience: int)
 def test_a_run_whose_initial_model_is_good_enough_makes_no_update() -> None:
     run = dd.simulate(dd.DuDe(LR), *CASES["q3"], updates=50, evaluation=stopping(10, target=1e9))
     assert (run.ended, run.version) == ("stop", 0)
+
+
+def test_a_metric_of_a_user_s_own_may_be_better_the_larger_it_is() -> None:
+    stop = dd.EarlyStop("near", target=-4.0, larger_is_better=True)
+    evaluation = dd.Evaluation(every=1, early_stop=stop, metrics={"near": lambda x: -abs(float(x) - 6)})
+    run = dd.simulate(dd.SyncSGD(0.1), *CASES["q3"], updates=99, evaluation=evaluation)
+    assert run.metrics.near[-2] < -4.0 <= run.metrics.near[-1]

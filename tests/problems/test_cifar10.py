@@ -345,7 +345,7 @@ def test_a_run_learns_what_the_bars_say(root: Path) -> None:
 
 @pytest.mark.parametrize("samples", [None, 80])
 def test_a_run_is_resumed_and_replayed_from_its_folder_alone(root: Path, samples: int | None, tmp_path: Path) -> None:
-    options = {"updates": 12, "checkpoint_every": 3, "evaluate_every": 6, "evaluate_seconds": None}
+    options = {"updates": 12, "checkpoint_every": 3, "evaluation": dd.Evaluation(every=6)}
     speeds = dd.speeds.ExponentialSpeeds([0.5, 1.0, 2.0, 3.0], seed=1)
     scenario = Scenario(dd.DuDe(0.05), tiny(root, samples=samples), speeds, **options)
     straight = scenario.run(folder=tmp_path / "straight")

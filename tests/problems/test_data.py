@@ -16,17 +16,17 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import Subset, TensorDataset
 
 import dualdelay as dd
-import flat
 from dualdelay.theory import constants
 from helpers import ROUNDED, Counts
 from own import Jittered, Scaled, mlp, shards, three
 from tables import LR
 
 PAIRS = shards()  # of 20, 24 and 28 samples
+STOCHASTIC = dd.Batches(4, stochastic=True)
 
 
 def network(data: Any = None, model: Any = mlp, **settings: Any) -> dd.Network:
-    return flat.network(model, cross_entropy, PAIRS if data is None else data, **{"batch_size": 4, **settings})
+    return dd.Network(model, cross_entropy, PAIRS if data is None else data, **{"batch_size": 4, **settings})
 
 
 def shard(worker: int) -> Any:
@@ -184,8 +184,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "test data": {"test": PAIRS[1]},
     "batch for each": {"batch_size": [3, 5, 20]},
-    "without replacement": {"replacement": False, "seed": 3},
-    "dropout": {"model": lambda: mlp(nn.Dropout(0.3)), "stochastic": True},
+    "without replacement": {"batch_size": dd.Batches(4, replacement=False), "seed": 3},
+    "dropout": {"model": lambda: mlp(nn.Dropout(0.3)), "batch_size": STOCHASTIC},
     "no full gradient": {"full_gradient": False},
     "module": {"model": Scaled()},
 }
@@ -246,7 +246,7 @@ def test_a_shard_that_draws_is_the_same_in_every_process() -> None:
         return torch.randn(20, 6), torch.randint(3, (20,))
 
     before = torch.get_rng_state()
-    first, second = (network(drawn, mlp(nn.Dropout(0.3)), workers=2, stochastic=True) for _ in range(2))
+    first, second = (network(drawn, mlp(nn.Dropout(0.3)), workers=2, batch_size=STOCHASTIC) for _ in range(2))
     x = point(first)
     second.gradient(x, 1, 0)
     torch.manual_seed(123)
@@ -322,7 +322,7 @@ TRAVELLERS: dict[str, Callable[[], dd.Problem]] = {
     "factory": network,
     "frozen": lambda: network(model=Scaled()),
     "function": lambda: network(shard, workers=3, test=lambda: shard(0)),
-    "dropout": lambda: network(model=lambda: mlp(nn.Dropout(0.3)), stochastic=True),
+    "dropout": lambda: network(model=lambda: mlp(nn.Dropout(0.3)), batch_size=STOCHASTIC),
     "local steps": lambda: dd.LocalSteps(network(), 3, 0.1),
     "logistic": lambda: dd.problems.Logistic(workers=3),
     "quadratic": lambda: dd.Quadratic([[0.0, 1.0], [2.0, 3.0], [4.0, 0.0]], [1.0, 2.0, 3.0], noise=0.5),
@@ -377,7 +377,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "no metrics by name": (lambda: network(metrics=[hits]), "metrics is .*by name"),
     "many numbers": (lambda: network(metrics={"hits": lambda model, batch: model(batch[0])}), "one number"),
     "held out of others": (lambda: network(held_out=shards(2)), "held_out holds the data of 2"),
-    "evaluation of nothing": (lambda: network(evaluation_size=0), "evaluation_size is 0; expected .* 1 or more"),
+    "evaluation of nothing": (lambda: dd.Batches(4, evaluation_size=0), "evaluation_size is 0; expected .* 1 or more"),
     "function without workers": (lambda: network(shard), "shards is a function.* workers="),
     "a function for no workers": (lambda: network(shard, workers=0), "workers is 0.*1 or more"),
     "half a worker": (lambda: network(shard, workers=1.5), "workers is 1.5.*whole"),
@@ -414,7 +414,7 @@ LATER: dict[str, tuple[Callable[[int], Any], dict[str, Any], str]] = {
     "unequal lengths": (lambda worker: (torch.ones(3, 6), torch.ones(2)), {}, r"shard\(2\) has 3 inputs and 2 targets"),
     "too small": (
         shard,
-        {"batch_size": [1, 1, 29], "replacement": False},
+        {"batch_size": dd.Batches([1, 1, 29], replacement=False)},
         r"shard\(2\) has 28 samples, .* 29, and replacement=False",
     ),
     "dropout": (shard, {"model": mlp(nn.Dropout(0.5))}, "dropout.*stochastic=True"),
@@ -472,3 +472,28 @@ def test_a_worker_that_does_not_exist_is_refused(worker: int, built: bool) -> No
         with pytest.raises(dd.BadInput, match=rf"worker is {worker}; expected one of 0\.\.2"):
             use()
     assert calls == []
+
+
+class GivesLoss(nn.Module):
+    """A model that gives its own loss in a dict or in a tuple."""
+
+    def __init__(self, kind: type) -> None:
+        super().__init__()
+        self.body, self.kind = mlp(), kind
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> Any:
+        loss = cross_entropy(self.body(inputs), labels)
+        return {"loss": loss} if self.kind is dict else (loss,)
+
+
+def test_a_model_that_gives_its_own_loss_gives_it_by_name() -> None:
+    data = columns(named)
+    x = point(network())
+    own, plain = dd.Network(GivesLoss(dict), shards=data, batch_size=4), network()
+    assert torch.equal(own.gradient(x, 0, 0)[0], plain.gradient(x, 0, 0)[0])
+    with pytest.raises(dd.BadInput, match=r"model\(\*\*batch\) gave a tuple without a loss.*Give the step"):
+        dd.Network(GivesLoss(tuple), shards=data, batch_size=4)
+    with pytest.raises(dd.BadInput, match=r"first gradient could not be computed: TypeError: .*'ids'"):
+        dd.Network(GivesLoss(dict), shards=[{**one, "ids": one["labels"]} for one in data], batch_size=4)
+    with pytest.raises(dd.BadInput, match=r"test gives a batch that is a dict; expected pairs"):
+        dd.Network(GivesLoss(dict), shards=data, batch_size=4, test=data[0])

@@ -154,6 +154,35 @@ def test_the_same_job_meets_the_same_minibatch_under_every_method() -> None:
     assert len(seen) > 12
 
 
+def test_the_minibatches_of_very_many_workers_have_the_same_names() -> None:
+    data = [(torch.ones(9, 1), torch.ones(9, 1))] * 1100
+    problem = dd.Network(nn.Linear(1, 1), nn.functional.mse_loss, data, 3, full_gradient=False)
+    draws = dd.Draws(0, "minibatch")
+    for worker in (*range(1100), 3, 1099):
+        assert problem.indices(worker, 40).tolist() == draws.integers(9, 3, worker, 40).tolist()
+    problem.indices(0, 0).zero_()  # what is given out may be written to
+    assert problem.indices(0, 0).tolist() == draws.integers(9, 3, 0, 0).tolist()
+
+
+def test_dropout_is_a_function_of_the_job_s_name_where_stochastic_is_set() -> None:
+    problem = network(mlp(nn.Dropout(0.5)), batch_size=dd.Batches(4, stochastic=True))
+    x = problem.start(0)
+    jobs = [(worker, draw) for worker in range(3) for draw in range(4)]
+    first = {job: problem.gradient(x, *job)[0] for job in jobs}
+    torch.manual_seed(123)
+    assert all(torch.equal(problem.gradient(x, *job)[0], first[job]) for job in reversed(jobs))
+    assert len({tuple((gradient == 0).tolist()) for gradient in first.values()}) > 1  # not always the same are dropped
+    assert problem.evaluate(x) == problem.evaluate(x)
+
+
+@pytest.mark.parametrize("stochastic", [False, True])
+def test_a_run_leaves_the_global_generators_as_they_were(stochastic: bool) -> None:
+    before = generators()
+    model = lambda: mlp(nn.Dropout(0.5) if stochastic else nn.Tanh())  # noqa: E731
+    dd.simulate(dd.DuDe(LR), network(model, batch_size=dd.Batches(4, stochastic=stochastic)), three, updates=9)
+    assert generators() == before
+
+
 class Augmented(Jittered):
     """Samples that numpy's and Python's generators change, too, as augmentation pipelines do."""
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
-import flat
 from dualdelay.engine.evaluation import NAMES
 from dualdelay.runs.names import label
 from helpers import operations, rounding
@@ -54,7 +53,7 @@ def test_at_an_optimum_the_gradient_is_zero() -> None:
 
 def network(**changes: Any) -> dd.Network:
     usual = {"model": mlp(), "loss": cross_entropy, "shards": shards(), "batch_size": 4, "test": shards()[0]}
-    return flat.network(**{**usual, **changes})
+    return dd.Network(**{**usual, **changes})
 
 
 def touched(worker: int) -> list[Any]:
@@ -71,9 +70,9 @@ FINGERPRINTS: dict[str, Callable[[], dd.Problem]] = {
     "held-out data": lambda: network(held_out=shards()),
     "batch size": lambda: network(batch_size=5),
     "seed": lambda: network(seed=1),
-    "replacement": lambda: network(replacement=False),
+    "replacement": lambda: network(batch_size=dd.Batches(4, replacement=False)),
     "weights": lambda: network(weights="samples"),
-    "stochastic": lambda: network(stochastic=True),
+    "stochastic": lambda: network(batch_size=dd.Batches(4, stochastic=True)),
     "full gradient": lambda: network(full_gradient=False),
     "local steps": lambda: dd.LocalSteps(network(), 2, 0.1),
     "local lr": lambda: dd.LocalSteps(network(), 2, 0.2),
@@ -104,8 +103,8 @@ def test_fingerprints_change_with_data_and_settings_and_with_nothing_else() -> N
 def test_a_comparison_is_paired(tmp_path: Path) -> None:
     methods = [dd.DuDe(LR), dd.VanillaASGD(LR), dd.SyncSGD(LR), dd.MIFA(LR, active=2)]
     problem, speeds = dd.Digits(workers=3, alpha=1.0, hidden=4, batch_size=4), dd.speeds.ExponentialSpeeds([1.0, 2.0, 3.0])
-    options = {"seeds": (0, 5), "time": 12.0, "evaluate_seconds": 4.0, "folder": tmp_path}
-    table = flat.compare(methods, problem, speeds, **options)
+    options = {"seeds": (0, 5), "time": 12.0, "evaluation": dd.Evaluation(seconds=4.0), "folder": tmp_path}
+    table = dd.compare(methods, problem, speeds, **options)
     assert list(table) == ["algorithm", "seed", *NAMES]
     assert [(row["algorithm"], row["seed"], row["time"]) for row in table.rows()] == [
         (label(method), seed, time) for seed in (0, 5) for method in methods for time in (0.0, 4.0, 8.0, 12.0)
@@ -124,7 +123,7 @@ def test_a_comparison_is_paired(tmp_path: Path) -> None:
     assert set(losses) == {(seed, worker) for seed in (0, 5) for worker in range(3)}
     assert starts[0] != starts[5] and losses[0, 1] != losses[5, 1] and seconds[0, 1, 0] != seconds[5, 1, 0]
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/checkpoints/*")}
-    again = flat.compare(methods, problem, speeds, **options)
+    again = dd.compare(methods, problem, speeds, **options)
     assert all(again[name].tolist() == table[name].tolist() for name in table)
     after = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/checkpoints/*")}
     assert after == before  # nothing was computed again

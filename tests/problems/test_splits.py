@@ -95,3 +95,15 @@ def test_a_split_deals_digits_to_workers(split: str) -> None:
     else:
         assert all(set(targets.tolist()) == set(range(10)) for _, targets in pairs)
     assert problem.fingerprint() != dd.Digits(workers=3, split="dirichlet", alpha=1.0, hidden=4, batch_size=2).fingerprint()
+
+
+@pytest.mark.parametrize("workers", [1, 4, 40])
+def test_every_class_is_dealt_by_numpy_s_own_draws(workers: int) -> None:
+    """For each class one draw of shares, then one of an owner for each sample: a recorded seed keeps its split."""
+    labels, rng, owner = np.arange(300) % 7, dd.Draws(3, "split").generator(2), np.empty(300, dtype=np.int64)
+    for label in range(7):
+        members = np.flatnonzero(labels == label)
+        owner[members] = rng.choice(workers, size=len(members), p=rng.dirichlet(np.full(workers, 0.5)))
+    parts = deal(labels, workers, 0.5, 3, 2)
+    assert [part.tolist() for part in parts] == [np.flatnonzero(owner == worker).tolist() for worker in range(workers)]
+    assert all(part.dtype == np.int64 for part in parts)

@@ -1,3 +1,5 @@
+"""Optimisers and schedules of torch at the server: their steps, what they save, and which cannot work."""
+
 import json
 import math
 from collections import deque
@@ -11,9 +13,8 @@ import dualdelay as dd
 from dualdelay.core.state import BLOCK, State
 from dualdelay.runs.optimizer import Optimizer, make_optimizer, optimizer_of
 from dualdelay.storage.files import decode, encode
-from flat import replay, resume, simulate
 from helpers import drift, rounding
-from own import Killed, differences, kill_at
+from own import Scenario, differences
 
 pytestmark = pytest.mark.numeric
 
@@ -137,8 +138,8 @@ def test_momentum_follows_its_recursion(nesterov):
         x = x - 0.05 * (mean + 0.9 * velocity if nesterov else velocity)
         models.append(x)
     text = f"SGD[momentum=0.9,weight_decay=0.01,nesterov={nesterov}]"
-    made = path(server(text, x=start(kind=torch.float64)), directions, over=4)
-    assert float((made - torch.stack(models)).abs().max()) <= drift(12, 0.05, 8 * 10) * 3  # velocities are ten gradients
+    torchs = path(server(text, x=start(kind=torch.float64)), directions, over=4)
+    assert float((torchs - torch.stack(models)).abs().max()) <= drift(12, 0.05, 8 * 10) * 3  # velocities are ten gradients
 
 
 @pytest.mark.parametrize("text", OPTIMIZERS)
@@ -181,8 +182,8 @@ QUADRATIC, TWO = dd.Quadratic([[5.0, -3.0], [7.0, -9.0]]), dd.FixedSpeeds([1.0, 
 
 
 @pytest.mark.parametrize("text", [True, False])
-def test_adamw_moves_by_the_learning_rate_that_was_meant(text):
-    """The first step of Adam is lr in every coordinate, whatever the gradient; 9.5e-6 when rates were multiplied."""
+def test_adamw_moves_by_the_method_s_learning_rate(text):
+    """The first step of Adam is lr in every coordinate, whatever the gradient; lr must not be applied twice."""
     given = "AdamW[weight_decay=0.0]" if text else lambda params: AdamW(params, lr=0.003, weight_decay=0.0)
     run = dd.simulate(dd.DuDe(lr=0.003), QUADRATIC, TWO, updates=1, server=dd.Server(optimizer=given))
     assert run.x.tolist() == pytest.approx([0.003, -0.003], rel=1e-6)
@@ -199,9 +200,9 @@ def test_steps_that_a_method_shortens_are_shortened_by_as_much():
 
 @pytest.mark.parametrize("method", [dd.AutoDuDe(), dd.algorithms.FADAS(lr=0.05)])
 def test_a_method_that_sets_its_own_step_takes_no_optimizer(method):
-    for given in ({"optimizer": "AdamW"}, {"schedule": "ConstantLR"}):
+    for server in (dd.Server(optimizer="AdamW"), dd.Server(schedule="ConstantLR")):
         with pytest.raises(dd.BadInput, match=f"{type(method).__name__} takes no optimizer and no schedule: it"):
-            simulate(method, QUADRATIC, TWO, updates=1, **given)
+            dd.simulate(method, QUADRATIC, TWO, updates=1, server=server)
 
 
 def net():
@@ -217,13 +218,13 @@ def decayed(params, lr):
     matrices = [p for name, p in params.named() if p.ndim > 1]
     rest = [p for name, p in params.named() if p.ndim <= 1]
     assert {name for name, p in params.named() if p.ndim > 1} == {"0.weight", "2.weight"}
-    made = AdamW([{"params": matrices, "weight_decay": 0.5}, {"params": rest, "weight_decay": 0.0, "lr": 2 * lr}], lr=lr)
+    adam = AdamW([{"params": matrices, "weight_decay": 0.5}, {"params": rest, "weight_decay": 0.0, "lr": 2 * lr}], lr=lr)
 
     def clip(*_):
         torch.nn.utils.clip_grad_norm_(params, 0.01)
 
-    made.register_step_pre_hook(clip)
-    return made
+    adam.register_step_pre_hook(clip)
+    return adam
 
 
 def warmed(optimizer):
@@ -257,14 +258,21 @@ def test_groups_clipping_warm_up_and_cosine_are_those_of_torch_by_itself():
 
 
 def test_a_run_with_groups_can_be_killed_resumed_and_replayed(tmp_path):
-    problem, speeds = net(), dd.TruncatedNormalSpeeds(3, std=1.0)
-    options = {"optimizer": decayed, "schedule": warmed}
-    how = {"updates": 24, "checkpoint_every": 5, **options}
-    straight = simulate(dd.DuDe(lr=0.01), problem, speeds, folder=tmp_path / "straight", **how)
-    with pytest.raises(Killed):
-        simulate(dd.DuDe(lr=0.01), problem, speeds, folder=tmp_path / "killed", watch=[kill_at(17)], **how)
-    assert differences(resume(tmp_path / "killed", problem=problem, **options), straight) == []
-    assert replay(tmp_path / "killed", problem, **options).same_bits
+    problem, again = net(), {"optimizer": decayed, "schedule": warmed}
+    scenario = Scenario(dd.DuDe(lr=0.01), problem, dd.TruncatedNormalSpeeds(3, std=1.0), server=dd.Server(**again))
+    straight = scenario.run(tmp_path / "straight")
+    scenario.killed(tmp_path / "killed", 17)
+    assert differences(dd.resume(tmp_path / "killed", problem=problem, **again), straight) == []
+    assert dd.replay(tmp_path / "killed", problem, **again).same_bits
+    with pytest.raises(dd.BadInput, match=r"the recorded optimizer is .*decayed.*, but .*own.* was given; pass the same"):
+        dd.resume(tmp_path / "killed", updates=30, problem=problem, **{**again, "optimizer": own})
+
+
+def test_a_function_of_the_same_name_that_makes_another_optimizer_is_refused(tmp_path):
+    adam = dd.Server(optimizer=lambda params, lr: AdamW(params, lr=lr))
+    dd.simulate(dd.DuDe(lr=0.05), QUADRATIC, TWO, updates=5, folder=tmp_path / "run", server=adam)
+    with pytest.raises(dd.BadInput, match="cannot go on from what was saved"):
+        dd.resume(tmp_path / "run", updates=9, optimizer=lambda params, lr: SGD(params, lr=lr))
 
 
 def test_every_parameter_is_in_one_group():
@@ -316,8 +324,8 @@ def test_an_optimiser_may_put_other_weights_in_place():
             x.data = x - self.param_groups[0]["lr"] * x.grad
 
     directions = gradients(4)
-    made, plain = path(server(lambda params: Replacing(params, lr=0.05)), directions), path(server(), directions)
-    assert float((made - plain).abs().max()) <= drift(4, 0.05, 1, torch.float32) * 3  # no gradient is larger
+    replaced, plain = path(server(lambda params: Replacing(params, lr=0.05)), directions), path(server(), directions)
+    assert float((replaced - plain).abs().max()) <= drift(4, 0.05, 1, torch.float32) * 3  # no gradient is larger
 
 
 def resumed(optimizer, schedule, kind, before):
@@ -393,9 +401,9 @@ def closing(params):
     return Closing(params, lr=0.05)
 
 
-def hoarding(params):
+def unsavable(params):
     optimizer = SGD(params, lr=0.05)
-    optimizer.param_groups[0]["hoard"] = deque()
+    optimizer.param_groups[0]["window"] = deque()
     return optimizer
 
 
@@ -442,7 +450,7 @@ def grouped(params):
         (lambda params: 1 / 0, "cannot be made: division by zero"),
         (lambda: None, "cannot be made: .*takes 0 positional arguments"),
         (closing, "cannot make a step: .*closure"),
-        (hoarding, "cannot be saved: its state holds a deque"),
+        (unsavable, "cannot be saved: its state holds a deque"),
     ],
 )
 def test_an_optimizer_that_cannot_work_is_refused_when_it_is_made(given, message):

@@ -49,7 +49,7 @@ def test_every_spoilt_gradient_is_rejected_and_no_other(name: str) -> None:
 
 
 def edit(folder: Path, change: Callable[[dict[str, Any], list[dict[str, Any]]], None]) -> None:
-    """Write a trace again with something changed in it, as somebody with a Parquet editor would."""
+    """Write a trace again with something changed in it."""
     table = pq.read_table(folder / "trace.parquet")
     columns = {name: table[name].to_numpy().copy() for name in table.column_names}
     about = json.loads(table.schema.metadata[b"dualdelay"])
@@ -115,8 +115,8 @@ def test_another_problem_than_the_recorded_one_is_refused(
     call(tmp_path / "run", problem=dd.Network(mlp(), cross_entropy, shards(), 4, seed=1))
 
 
-class Liar(dd.Quadratic):
-    """Says it is the recorded problem, and is not in worker 1's fourth job."""
+class Altered(dd.Quadratic):
+    """Has the fingerprint of the recorded problem, and another gradient in worker 1's fourth job."""
 
     def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
         gradient, loss = super().gradient(x, worker, draw)
@@ -128,7 +128,7 @@ def test_data_that_changed_behind_an_equal_fingerprint_are_found_at_the_first_ve
     run = dd.simulate(dd.DuDe(LR), problem, speeds, updates=30, folder=tmp_path / "run")
     row = int(np.flatnonzero((run.trace.worker == 1) & (run.trace.draw == 3))[0])
     with pytest.raises(dd.ReplayMismatch, match=rf"version {run.trace.after[row]} differs.*worker 1, job number 3"):
-        dd.replay(tmp_path / "run", Liar(**problem.settings))
+        dd.replay(tmp_path / "run", Altered(**problem.settings))
 
 
 class Method(dd.VanillaASGD):
@@ -136,7 +136,7 @@ class Method(dd.VanillaASGD):
 
 
 class Changed(Method):
-    """The same method after somebody worked on it: version 17 comes from a step that is one part in 2**40 longer."""
+    """The same method after a change: version 17 comes from a step that is one part in 2**40 longer."""
 
     def step(self, s: dd.State, a: dd.Arrival) -> list[Order]:
         s.descend(a.value, self.lr * (1 + 2.0**-40) if s.version == 16 else self.lr)
@@ -201,3 +201,12 @@ def test_replay_watches_every_arrival_and_leaves_the_threads_as_they_were(tmp_pa
         torch.set_num_threads(1)
     t = run.trace
     assert seen == [(*row, 1) for row in zip(*(c.tolist() for c in (t.worker, t.draw, t.version, t.after)), strict=True)]
+
+
+def test_what_the_folder_cannot_build_is_asked_for(tmp_path: Path) -> None:
+    dd.simulate(Method(LR), *CASES["q3"], updates=6, folder=tmp_path / "method")
+    with pytest.raises(dd.BadInput, match=r"dd.replay\(folder, algorithm=...\)"):
+        dd.replay(tmp_path / "method")
+    dd.simulate(dd.DuDe(LR), dd.Network(mlp(), cross_entropy, shards(), 4), three, updates=6, folder=tmp_path / "own")
+    with pytest.raises(dd.BadInput, match=r"dd.replay\(folder, problem=...\)"):
+        dd.replay(tmp_path / "own")

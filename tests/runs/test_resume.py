@@ -1,12 +1,10 @@
-"""A run that was stopped, anywhere and however often, ends with the bits of the run nobody stopped."""
+"""A run that was stopped, anywhere and however often, ends with the bits of the run that was never stopped."""
 
-import os
-import random
-import signal
-import subprocess
-import sys
-import time
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dualdelay as dd
-from flat import resume, simulate
-from own import FILES, SCENARIOS, Killed, Scenario, bits, differences, kill_at
+from own import FILES, OFTEN, SCENARIOS, Holes, Killed, Scenario, bits, content, differences, kill_at, refused
 from tables import ALGORITHMS, CASES, LR
 
 pytestmark = pytest.mark.usefixtures("own_methods")
@@ -49,8 +46,7 @@ def test_killed_again_and_again_the_run_ends_with_the_same_bits(data: st.DataObj
         updates=data.draw(st.integers(1, 14)),
         checkpoint_every=data.draw(st.integers(1, 5)),
         keep=data.draw(st.integers(1, 3)),
-        evaluate_every=data.draw(st.integers(1, 6)),
-        evaluate_seconds=data.draw(st.sampled_from([None, 8.0, 50.0])),
+        evaluation=dd.Evaluation(data.draw(st.integers(1, 6)), data.draw(st.sampled_from([None, 8.0, 50.0]))),
         seed=data.draw(st.integers(0, 3)),
     )
     place = tmp_path_factory.mktemp("again")
@@ -62,105 +58,6 @@ def test_killed_again_and_again_the_run_ends_with_the_same_bits(data: st.DataObj
             stopped = True
     resumed = dd.resume(place / "run") if stopped else scenario.run(folder=place / "run", go_on=True)
     assert differences(resumed, straight) == []
-
-
-NURSERY = """
-import os, random, signal, sys, time, traceback
-import pyarrow.parquet  # before the forks, so that a child writes at once
-import safetensors.torch
-import dualdelay as dd
-from test_resume import murdered
-from tables import ALGORITHMS
-
-signal.alarm(60)
-for name in sys.argv[3:]:
-    kills, patience = 0, 0.1
-    while True:
-        child = os.fork()
-        if child == 0:
-            try:
-                murdered(name, sys.argv[1], ALGORITHMS)
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)  # without the slow end of an interpreter
-        time.sleep(random.Random(f"{sys.argv[2]} {name} {kills}").uniform(0, patience) if kills else 0.02)
-        os.kill(child, signal.SIGKILL)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if code > 0:
-            sys.exit(code)  # it was not killed: it failed
-        if code == 0:
-            break
-        kills, patience = kills + 1, patience + 0.05  # patience grows so that it ends
-    print(name, kills, flush=True)
-"""
-
-
-def murdered(name: str, place: str | Path, methods: dict) -> dd.Run:
-    options = {"updates": 25, "checkpoint_every": 1, "evaluate_every": 10, "go_on": True}
-    return simulate(methods[name], *CASES["noisy"], folder=Path(place) / name, **options)
-
-
-def test_killed_by_the_system_at_random_moments_the_run_ends_with_the_same_bits(tmp_path: Path) -> None:
-    names = ["dude two workers", "shuffled", "mifa active"]
-    path = os.pathsep.join([*map(str, Path(__file__).parents[:2]), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    seed = str(random.randrange(10**6))
-    command = [sys.executable, "-c", NURSERY, str(tmp_path / "killed"), seed, *names]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    for name, (said, kills) in zip(names, (line.rsplit(" ", 1) for line in done.stdout.splitlines()), strict=True):
-        assert said == name
-        assert int(kills) >= 1
-        ended = dd.resume(tmp_path / "killed" / name, watch=(never,))
-        assert differences(ended, murdered(name, tmp_path / "straight", ALGORITHMS)) == [], f"{name}, seed {seed}"
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_interrupted_by_ctrl_c_the_run_is_saved_where_it_stands(name: str, tmp_path: Path) -> None:
-    scenario = Scenario(ALGORITHMS[name], *CASES["logistic"], updates=20, checkpoint_every=50)
-    straight = scenario.run(folder=tmp_path / "straight")
-    arrivals = []
-
-    def interrupt(state: dd.State, arrival: dd.Arrival) -> None:
-        arrivals.append(arrival)
-        if len(arrivals) in (6, 13):
-            signal.raise_signal(signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt, match="saved after"):
-        scenario.run(folder=tmp_path / "run", watch=(interrupt,))
-    with pytest.raises(KeyboardInterrupt, match="saved after"):
-        dd.resume(tmp_path / "run", watch=(interrupt,))
-    assert len(arrivals) == 13
-    resumed = dd.resume(tmp_path / "run", watch=(lambda state, arrival: arrivals.append(arrival),))
-    assert len(arrivals) == len(straight.trace)  # nothing was computed twice
-    assert differences(resumed, straight) == []
-
-
-def test_ctrl_c_on_the_shell_exits_with_130_and_says_how_to_go_on(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    problem = "quadratic[centers=[[0.0,1.0],[6.0,2.0],[12.0,3.0]],noise=0.5]"
-    command = f"train dude[lr=0.01] --problem {problem} --speeds fixed[times=[1,2,4]] --updates 100000000"
-    options = f"--checkpoint-every 500 --evaluate-every 1000 --folder {folder}"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dualdelay", *command.split(), *options.split()], stderr=subprocess.PIPE, text=True
-    )
-    try:
-        deadline = time.monotonic() + 60
-        while not list(folder.glob("checkpoints/*")) and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 130
-    assert f"dualdelay resume {folder}" in said
-    assert "Traceback" not in said
-    saved = int(said.split("saved after ")[1].split()[0])
-    resumed = dd.resume(folder, updates=saved + 100)
-    scenario = Scenario(dd.DuDe(0.01), resumed.problem, dd.FixedSpeeds([1, 2, 4]))
-    options = {"updates": saved + 100, "checkpoint_every": 500, "evaluate_every": 1000, "evaluate_seconds": None}
-    assert differences(resumed, scenario.run(folder=tmp_path / "straight", **options)) == []
 
 
 @pytest.mark.parametrize("name", ["dude", "fedfix", *(name for name in SCENARIOS if name not in ALGORITHMS)])
@@ -177,10 +74,10 @@ def test_killed_while_it_writes_its_last_files_the_run_ends_with_the_same_bits(n
 def test_with_larger_totals_a_run_equals_the_longer_one(k: int, name: str, tmp_path: Path) -> None:
     totals = [({"updates": 9}, {"updates": 25}), ({"time": 6.0}, {"time": 15.0})][k % 2]  # by turns
     short, long = ({"updates": None, "time": None, **total} for total in totals)
-    scenario = Scenario(ALGORITHMS[name], checkpoint_every=4, evaluate_seconds=1.5)
+    scenario = Scenario(ALGORITHMS[name], checkpoint_every=4, evaluation=replace(OFTEN, seconds=1.5))
     straight = scenario.run(**long, folder=tmp_path / "straight")
     first = scenario.run(**short, folder=tmp_path / "run")
-    longer = resume(tmp_path / "run", **long)
+    longer = dd.resume(tmp_path / "run", **long)
     assert len(longer.trace) > len(first.trace)
     assert differences(longer, straight) == []
 
@@ -249,3 +146,115 @@ def test_ten_bad_gradients_in_a_row_are_counted_across_a_kill(count: int, tmp_pa
         dd.resume(tmp_path / "run", problem=scenario.problem)
     assert str(resumed.value) == str(straight.value)
     assert "number 10 in a row" in str(straight.value)
+
+
+def test_a_run_that_fails_while_it_is_lengthened_is_not_finished(tmp_path: Path) -> None:
+    scenario = Scenario(dd.DuDe(LR))
+    scenario.run(tmp_path / "run", updates=10)
+    with pytest.raises(ZeroDivisionError):
+        dd.resume(tmp_path / "run", updates=20, watch=(lambda s, a: 1 // (15 - s.version),))
+    assert differences(dd.resume(tmp_path / "run"), scenario.run(tmp_path / "straight", updates=20)) == []
+    again = dd.replay(tmp_path / "run")
+    assert (again.version, again.ended) == (20, "replay")
+
+
+def test_a_total_that_was_passed_already_is_noted(tmp_path: Path) -> None:
+    Scenario(dd.DuDe(LR)).run(tmp_path / "run", updates=20)
+    run = dd.resume(tmp_path / "run", updates=5)
+    assert "20 updates already" in run.notes[0] and run.version == 20
+
+
+def test_a_run_that_was_stopped_early_does_not_go_on_but_another_begins_from_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    evaluation = dd.Evaluation(every=1, early_stop=dd.EarlyStop(target=1e9))
+    first = dd.simulate(dd.DuDe(LR), *CASES["q3"], updates=50, evaluation=evaluation, folder=tmp_path / "run")
+    again = dd.resume(tmp_path / "run", updates=100)
+    assert again.version == first.version < 50 and "begin another run from it" in caplog.text
+    server = dd.Server(initial_weights=tmp_path / "run")
+    assert dd.simulate(dd.DuDe(LR), *CASES["q3"], updates=10, server=server).version == 10
+
+
+# --- what the folder cannot build has to be given again, and must be the same ---
+
+
+class OwnSpeeds(dd.SpeedModel):
+    n = 3
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def seconds(self, worker: int, draw: int, start: float = 0.0) -> float:
+        return self.scale * (1 + worker)
+
+
+@dataclass(frozen=True)
+class OwnLink(dd.speeds.Link):
+    """A link that is slow for large messages."""
+
+    large: float = 0.5
+
+    def seconds(self, size: int) -> float:
+        return self.large if size > 4 else 0.125
+
+
+def length(model: Any) -> float:
+    return float(model.norm())
+
+
+METRICS = {"length": length}
+MISSING: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {  # of the run, of resume, and of the message
+    "metrics": ({"evaluation": dd.Evaluation(metrics=METRICS)}, {}, ("length", "metrics=")),
+    "other metrics": ({}, {"metrics": METRICS}, ("metrics",)),
+    "problem": ({"problem": Holes([[0.0], [6.0], [12.0]])}, {}, ("Holes", "problem=")),
+    "method": ({"algorithm": type("Own", (dd.VanillaASGD,), {})(LR)}, {}, ("Own",)),
+    "speeds": ({"speeds": OwnSpeeds(1.0)}, {}, ("OwnSpeeds", "speeds=")),
+    "other speeds": (
+        {"speeds": OwnSpeeds(1.0)},
+        {"speeds": OwnSpeeds(100.0)},
+        ("recorded speeds is ", "'1.0'", "'100.0'", "pass the same"),
+    ),
+    "link": (
+        {"speeds": dd.SimulatedFleet(CASES["q3"][1], link=OwnLink())},
+        {},
+        ("recorded link is a OwnLink", "dd.resume(folder, link=...)"),
+    ),
+    "other link": (
+        {"speeds": dd.SimulatedFleet(CASES["q3"][1], link=OwnLink())},
+        {"speeds": dd.SimulatedFleet(None, link=OwnLink(large=9.0))},
+        ("recorded link",),
+    ),
+    "negative updates": ({}, {"updates": -5}, ("updates", "-5", "0 or more")),
+    "negative time": ({}, {"time": -5.0}, ("time", "-5.0", "zero or more")),
+}
+
+
+@pytest.mark.parametrize("what", MISSING)
+def test_a_resume_that_lacks_something_is_refused_and_changes_nothing(what: str, tmp_path: Path) -> None:
+    options, given, words = MISSING[what]
+    problem, speeds = CASES["q3"]
+    run = {"algorithm": dd.DuDe(LR), "problem": problem, "speeds": speeds, "updates": 9, "checkpoint_every": 2, **options}
+    with pytest.raises(Killed):
+        dd.simulate(**run, folder=tmp_path / "run", watch=(kill_at(6),))
+    before = content(tmp_path)
+    for totals in ({}, {"updates": 50}):
+        refused(lambda totals=totals: dd.resume(tmp_path / "run", **{**totals, **given}), *words)
+    assert content(tmp_path) == before
+
+
+def test_with_the_same_speeds_and_link_of_one_s_own_a_run_goes_on(tmp_path: Path) -> None:
+    fleet = dd.SimulatedFleet(OwnSpeeds(1.0), link=OwnLink())
+    dd.simulate(dd.DuDe(LR), CASES["q3"][0], fleet, updates=20, folder=tmp_path / "run")
+    longer = dd.resume(tmp_path / "run", updates=30, speeds=fleet)
+    straight = dd.simulate(dd.DuDe(LR), CASES["q3"][0], fleet, updates=30, folder=tmp_path / "straight")
+    # the first job of the fastest worker takes a model there, 1 second, and a gradient back
+    assert straight.trace.time[0] == 0.5 + 1.0 + 0.5
+    assert longer.trace.time.tolist() == straight.trace.time.tolist() and torch.equal(longer.x, straight.x)
+    assert dd.replay(tmp_path / "run").same_bits  # which needs neither
+    folder = tmp_path / "comparison"
+    first, again = (
+        dd.compare([dd.DuDe(LR)], CASES["q3"][0], OwnSpeeds(1.0), updates=20, folder=folder).runs[0] for _ in range(2)
+    )
+    assert again.time == first.time
+    with pytest.raises(dd.BadInput, match="another"):
+        dd.compare([dd.DuDe(LR)], CASES["q3"][0], OwnSpeeds(100.0), updates=20, folder=folder)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,20 +20,19 @@ from torch import Tensor
 
 import dualdelay as dd
 from dualdelay.engine.evaluation import NAMES
-from flat import simulate, sweep
 from helpers import by_seed
-from own import FILES, Cuts, Fresh, Killed, Steep, both, centers, digits, four, three
-from own import mismatches as unlike
+from own import Cuts, Fresh, Killed, Steep, both, centers, content, digits, four, mismatches, three
 from tables import ALGORITHMS, CASES, LR
 
 noisy, pace = CASES["noisy"]
 METHODS = [dd.DuDe(LR), dd.DuDe(LR, wait_for=2, memory="workers"), dd.UniformASGD(LR), dd.FedBuff(LR, buffer=2)]
 GRID = {"algorithm": METHODS, "lr": [LR, 0.1], "seed": [0, 1]}
-ENDS = {"updates": 20, "evaluate_every": 4, "checkpoint_every": 3}
+ENDS = {"updates": 20, "evaluation": dd.Evaluation(every=4), "checkpoint_every": 3}
+TOGETHER, ALONE = dd.Compute(batch=True), dd.Compute(batch=False)
 
 
 class Counted(dd.Quadratic):
-    """Gradients are counted, whoever takes them."""
+    """Gradients are counted, in whichever run."""
 
     taken = 0
 
@@ -47,20 +44,20 @@ class Counted(dd.Quadratic):
         return Counted(**{**self.settings, "seed": seed})
 
 
-def swept(folder: Path | None = None, batch: bool = True, **options: Any) -> dd.Sweep:
-    return sweep(GRID, by_seed(noisy), by_seed(pace), folder=folder, batch=batch, **{**ENDS, **options})
+def sweep(grid: Any, problem: Any = noisy, speeds: Any = pace, **options: Any) -> dd.Sweep:
+    """A sweep whose runs are computed together, if no more is given."""
+    return dd.sweep(grid, problem, speeds, **{"compute": TOGETHER, **ENDS, **options})
+
+
+def swept(folder: Path | None = None, **options: Any) -> dd.Sweep:
+    return sweep(GRID, by_seed(noisy), by_seed(pace), folder=folder, **options)
 
 
 def wrong(sweep: dd.Sweep, other: dd.Sweep) -> list[list[str]]:
     """What is not the same in the runs of two sweeps, of those in which something is not."""
     assert sweep.points == other.points
     assert sweep.failed == other.failed
-    return [bad for pair in zip(sweep.runs, other.runs, strict=True) if (bad := unlike(*pair))]
-
-
-def written(folder: Path) -> dict[str, int]:
-    """Every file in a folder, and when it was written."""
-    return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    return [bad for pair in zip(sweep.runs, other.runs, strict=True) if (bad := mismatches(*pair))]
 
 
 # --- points, table, report ---
@@ -70,73 +67,55 @@ def test_the_table_has_a_row_for_each_evaluation_and_names_its_run() -> None:
     problems = [digits(0.1), digits(0.5)]
     speeds = [dd.FixedSpeeds([1.0, 2.0, 3.0, 4.0]), dd.FixedSpeeds([4.0, 1.0, 1.0, 1.0])]
     grid = {"algorithm": [dd.DuDe(LR), dd.SyncSGD(LR)], "problem": problems, "speeds": speeds, "seed": [3, 4]}
-    sweep = dd.sweep(
-        grid,
-        updates=4,
-        evaluation=dd.Evaluation(every=2, metrics={"one": lambda model: 1.0}),
-        compute=dd.Compute(batch=True),
-    )
-    assert list(sweep)[:4] == ["algorithm", "seed", "problem", "speeds"]
-    assert list(sweep)[4:] == [*NAMES, "one"]
-    assert len(sweep.runs) == len(sweep.points) == 16
-    assert sweep.failed == {}
-    assert len({json.dumps(point) for point in sweep.points}) == 16
+    evaluation = dd.Evaluation(every=2, metrics={"one": lambda model: 1.0})
+    table = dd.sweep(grid, updates=4, evaluation=evaluation, compute=TOGETHER)
+    assert list(table) == ["algorithm", "seed", "problem", "speeds", *NAMES, "one"]
+    assert len(table.runs) == len(table.points) == 16
+    assert table.failed == {}
+    assert len({json.dumps(point) for point in table.points}) == 16
     place = 0
-    for point, run in zip(sweep.points, sweep.runs, strict=True):
+    for point, run in zip(table.points, table.runs, strict=True):
         rows = slice(place, place := place + len(run.metrics))
-        assert all(set(sweep[name][rows].tolist()) == {point[name]} for name in point)
-        assert all(np.array_equal(sweep[name][rows], run.metrics[name], equal_nan=True) for name in run.metrics)
+        assert all(set(table[name][rows].tolist()) == {point[name]} for name in point)
+        assert all(np.array_equal(table[name][rows], run.metrics[name], equal_nan=True) for name in run.metrics)
         assert run.algorithm.lr == LR
-    assert place == len(sweep)
+    assert place == len(table)
 
 
-def test_problems_and_speeds_with_equal_names_are_told_apart(tmp_path: Path) -> None:
+def test_problems_and_speeds_of_the_same_name_have_runs_of_their_own(tmp_path: Path) -> None:
     problems = [dd.Quadratic([[0.0], [float(c)], [2.0], [1.0]]) for c in (1, 5)]
     speeds = [dd.FixedSpeeds([1.0, 2.0, 3.0, 4.0]), dd.FixedSpeeds([1.0, 2.0, 3.0, 4.0])]
     grid = {"algorithm": [dd.DuDe(LR)], "problem": problems, "speeds": speeds}
-    joint = dd.sweep(grid, updates=9, compute=dd.Compute(batch=True), folder=tmp_path)
+    joint = dd.sweep(grid, updates=9, compute=TOGETHER, folder=tmp_path)
     assert len({json.dumps(point) for point in joint.points}) == 4
     assert len({run.folder for run in joint.runs}) == len(list(tmp_path.iterdir())) == 4
-    assert wrong(joint, dd.sweep(grid, updates=9, compute=dd.Compute(batch=False))) == []
+    assert wrong(joint, dd.sweep(grid, updates=9, compute=ALONE)) == []
     assert [float(run.problem.optimum()) for run in joint.runs] == [1.0, 1.0, 2.0, 2.0]
 
 
 def test_without_seeds_problem_and_speeds_are_as_they_were_given() -> None:
-    run = dd.sweep(
-        {"algorithm": [dd.DuDe(LR)], "lr": [LR, 0.1]}, noisy, pace, updates=9, compute=dd.Compute(batch=True), seed=5
-    ).runs[1]
+    run = sweep({"algorithm": [dd.DuDe(LR)], "lr": [LR, 0.1]}, updates=9, evaluation=dd.Evaluation(), seed=5).runs[1]
     assert run.problem is noisy
-    assert unlike(run, dd.simulate(dd.DuDe(0.1), noisy, pace, updates=9, seed=5)) == []
+    assert mismatches(run, dd.simulate(dd.DuDe(0.1), noisy, pace, updates=9, seed=5)) == []
 
 
 def test_a_seed_names_problem_speeds_and_start_alike() -> None:
     grid = {"algorithm": [dd.DuDe(LR)], "seed": [0, 7]}
-    speeds = replace(four, seed=None)
-    run = dd.sweep(
-        grid, digits(0.5), speeds, updates=5, evaluation=dd.Evaluation(every=5), compute=dd.Compute(batch=True)
-    ).runs[1]
-    alone = dd.simulate(
-        dd.DuDe(LR), digits(0.5, seed=7), replace(four, seed=7), seed=7, updates=5, evaluation=dd.Evaluation(every=5)
-    )
-    assert unlike(run, alone) == []
+    run = sweep(grid, digits(0.5), replace(four, seed=None)).runs[1]
+    alone = dd.simulate(dd.DuDe(LR), digits(0.5, seed=7), replace(four, seed=7), seed=7, **ENDS)
+    assert mismatches(run, alone) == []
 
 
-@pytest.mark.parametrize("batch", [True, False])
-def test_the_report_grows_from_nothing_to_all(batch: bool) -> None:
-    told: list[float] = []
-
-    def slow(x: Tensor) -> float:
-        time.sleep(0.004)
-        return 0.0
-
-    grid = {"algorithm": METHODS, "lr": [LR, 1e200, 0.05]}
-    options = {"updates": 20, "evaluate_every": 1, "metrics": {"slow": slow}}
-    made = sweep(grid, noisy, pace, batch=batch, report=lambda share, text: told.append(share), **options)
-    assert len(made.failed) == 4
-    assert len(told) > 3
-    assert told[-1] == 1.0
-    assert told[0] < 0.3
-    assert told == sorted(told)
+@pytest.mark.parametrize("compute", [TOGETHER, ALONE], ids=["together", "alone"])
+def test_the_report_grows_from_nothing_to_all(compute: dd.Compute, monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = (k / 10 for k in count())  # the clock is a tenth of a second later each time it is read
+    monkeypatch.setattr("dualdelay.runs.sweep.clock", SimpleNamespace(monotonic=lambda: next(moments)))
+    shares: list[float] = []
+    reporting = dd.Reporting(report=lambda share, text: shares.append(share), progress=False)
+    done = sweep({"algorithm": METHODS, "lr": [LR, 1e200, 0.05]}, compute=compute, watch=reporting)
+    assert len(done.failed) == 4  # those with a step size of 1e200
+    assert shares == sorted(shares) and (shares[0], shares[-1]) == (0.0, 1.0)
+    assert len(set(shares)) >= 8  # one for each run alone, fewer where runs advance together
 
 
 def test_runs_that_take_more_memory_than_there_is_are_computed_in_parts(tmp_path: Path) -> None:
@@ -145,19 +124,21 @@ def test_runs_that_take_more_memory_than_there_is_are_computed_in_parts(tmp_path
     grid, problem = {"algorithm": [dd.DuDe(LR)], "lr": [LR, 0.1]}, Counted(**noisy.settings)
     with warnings.catch_warnings(), pytest.raises(UserWarning, match="in 2 parts"):
         warnings.simplefilter("error")
-        sweep(grid, problem, pace, batch=True, memory=1, folder=tmp_path / "none", **ENDS)
-    assert Counted.taken == before  # it was said before the start
+        sweep(grid, problem, compute=dd.Compute(batch=True, memory_limit=1), folder=tmp_path / "none")
+    assert Counted.taken == before  # the warning comes before the start
     assert not (tmp_path / "none").exists()
-    with pytest.warns(UserWarning, match=r"16 runs .* in 16 parts") as said:
-        parts = swept(tmp_path, memory=1)
-    assert len(said) == 1
+    with pytest.warns(UserWarning, match=r"16 runs .* in 16 parts") as warned:
+        parts = swept(tmp_path, compute=dd.Compute(batch=True, memory_limit=1))
+    assert len(warned) == 1
     assert wrong(parts, whole) == []
     with pytest.warns(UserWarning, match=r"in [2-9] parts"):
-        assert wrong(swept(memory=2000), whole) == []
+        assert wrong(swept(compute=dd.Compute(batch=True, memory_limit=2000)), whole) == []
 
 
 # --- what cannot be ---
 
+STOP_BY_X = {"evaluation": dd.Evaluation(early_stop=dd.EarlyStop("x", 1.0))}
+METRIC_TIME = {"evaluation": dd.Evaluation(metrics={"time": len})}
 BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a setting that one method has not": ({"algorithm": [dd.DuDe(LR), dd.SyncSGD(LR)], "wait_for": [1, 2]}, {}, "wait_for"),
     "a misspelt setting": ({"algorithm": [dd.DuDe(LR)], "wait_fro": [1]}, {}, "did you mean 'wait_for'"),
@@ -173,12 +154,20 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no speeds": ({"algorithm": [dd.DuDe(LR)]}, {"speeds": None}, "speeds"),
     "a problem that is none": ({"algorithm": [dd.DuDe(LR)], "problem": ["digits"]}, {}, "problem"),
     "no end": ({"algorithm": [dd.DuDe(LR)]}, {"updates": None}, "neither updates nor time"),
-    "a device that is none": ({"algorithm": [dd.DuDe(LR)]}, {"device": "gpu"}, "device"),
     "a value that cannot be": ({"algorithm": [dd.DuDe(LR)], "lr": [LR, -1.0]}, {}, "lr"),
     "more than there are workers": ({"algorithm": [dd.DuDe(LR)], "wait_for": [1, 9]}, {}, "wait_for"),
-    "a metric that is none to stop by": ({"algorithm": [dd.DuDe(LR)]}, {"stop": dd.EarlyStop("x", 1.0)}, "metric 'x'"),
-    "a metric whose name is taken": ({"algorithm": [dd.DuDe(LR)]}, {"metrics": {"time": len}}, "columns already"),
-    "no rule for who leaves": ({"algorithm": [dd.DuDe(LR), Fresh(LR)]}, {"changes": [dd.speeds.leave(1, 2.0)]}, "no rule"),
+    "a metric that is none to stop by": ({"algorithm": [dd.DuDe(LR)]}, STOP_BY_X, "metric 'x'"),
+    "a metric whose name is taken": ({"algorithm": [dd.DuDe(LR)]}, METRIC_TIME, "columns already"),
+    "no rule for workers that leave": (
+        {"algorithm": [dd.DuDe(LR), Fresh(LR)]},
+        {"speeds": dd.SimulatedFleet(pace, changes=[dd.speeds.leave(1, 2.0)])},
+        "no rule",
+    ),
+    "millions of points": (
+        {"algorithm": [dd.DuDe(LR)], "lr": [0.1] * 2000, "seed": list(range(2000))},
+        {},
+        "4,000,000",
+    ),
     "speeds for others": ({"algorithm": [dd.DuDe(LR)], "speeds": [pace, dd.FixedSpeeds([1.0])]}, {}, "1 workers"),
 }
 
@@ -186,11 +175,8 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", BAD)
 def test_what_cannot_be_is_refused_with_one_clear_error_and_nothing_is_written(name: str, tmp_path: Path) -> None:
     grid, options, match = BAD[name]
-    everything = {"problem": noisy, "speeds": pace, "updates": 5, "folder": tmp_path / "sweep", "batch": True, **options}
-    if name == "a device that is none":
-        everything["batch"] = None
     with pytest.raises(dd.BadInput, match=match):
-        sweep(grid, **everything)
+        sweep(grid, **{"folder": tmp_path / "sweep", **options})
     assert not (tmp_path / "sweep").exists()
 
 
@@ -200,8 +186,9 @@ def test_what_cannot_be_is_refused_with_one_clear_error_and_nothing_is_written(n
     ids=["staleness", "active"],
 )
 def test_none_is_a_value_where_a_method_takes_it(method: dd.Algorithm[Any], axis: dict[str, Any]) -> None:
-    sweep = dd.sweep({"algorithm": [method], **axis}, noisy, pace, updates=5)
-    assert [getattr(run.algorithm, name) for run in sweep.runs for name in axis] == next(iter(axis.values()))
+    ((name, values),) = axis.items()
+    runs = sweep({"algorithm": [method], **axis}, updates=5).runs
+    assert [getattr(run.algorithm, name) for run in runs] == values
 
 
 # --- runs that fail ---
@@ -221,21 +208,11 @@ class Broken(dd.Quadratic):
 def test_a_gradient_that_cannot_be_computed_fails_its_own_run_alone(kept: bool, tmp_path: Path) -> None:
     problems = [Broken([[0.0], [1.0], [2.0]], seed=seed) for seed in (8, 7, 9)]
     grid = {"algorithm": [dd.VanillaASGD(LR), dd.DuDe(LR)], "lr": [LR, 0.1], "problem": problems}
-    options = {"updates": 20, "checkpoint_every": 3, "folder": tmp_path / "sweep" if kept else None}
-    joint = sweep(grid, speeds=three, batch=True, **options)
-    alone = dd.sweep(grid, speeds=three, updates=20, checkpoint_every=3)
-    assert joint.failed.keys() == alone.failed.keys() == {4, 5, 6, 7}
-    assert [unlike(*pair) for pair in zip(joint.runs, alone.runs, strict=True)] == [[]] * 12
-    assert all("the disk is gone" in text for text in joint.failed.values())
-
-
-@pytest.mark.filterwarnings("ignore:the runs could not be computed side by side")
-def test_a_gradient_that_cannot_be_computed_is_said_to_be_its_own_workers() -> None:
-    problems = [Broken([[0.0], [1.0], [2.0]], seed=seed) for seed in (8, 7)]
-    joint = dd.sweep(
-        {"algorithm": [dd.VanillaASGD(LR)], "problem": problems}, speeds=three, compute=dd.Compute(batch=True), updates=20
-    )
-    assert joint.failed == {1: "worker 1 could not compute its job number 3: the disk is gone"}
+    joint = sweep(grid, None, three, folder=tmp_path / "sweep" if kept else None)
+    alone = sweep(grid, None, three, compute=ALONE)
+    assert joint.failed.keys() == {4, 5, 6, 7}
+    assert set(joint.failed.values()) == {"worker 1 could not compute its job number 3: the disk is gone"}
+    assert wrong(joint, alone) == []
 
 
 def test_gradients_of_a_wrong_shape_are_rejected_as_in_single_runs() -> None:
@@ -247,20 +224,14 @@ def test_gradients_of_a_wrong_shape_are_rejected_as_in_single_runs() -> None:
 
 def test_if_no_run_comes_to_its_end_that_is_an_error() -> None:
     with pytest.raises(dd.RunFailed, match="no run came to its end"):
-        dd.sweep(
-            {"algorithm": [dd.VanillaASGD(1e200)], "lr": [1e200, 1e201]},
-            noisy,
-            pace,
-            updates=30,
-            compute=dd.Compute(batch=True),
-        )
+        sweep({"algorithm": [dd.VanillaASGD(1e200)], "lr": [1e200, 1e201]}, updates=30)
 
 
 # --- folders ---
 
 
 def test_each_run_has_a_folder_of_its_own_with_what_a_single_run_leaves_there(tmp_path: Path) -> None:
-    joint, alone = swept(tmp_path / "joint"), swept(tmp_path / "alone", batch=False)
+    joint, alone = swept(tmp_path / "joint"), swept(tmp_path / "alone", compute=ALONE)
     assert wrong(joint, alone) == []
     for run, single in zip(joint.runs, alone.runs, strict=True):
         assert run.folder.name == single.folder.name
@@ -279,75 +250,75 @@ def test_each_run_has_a_folder_of_its_own_with_what_a_single_run_leaves_there(tm
 @pytest.mark.parametrize("method", METHODS, ids=["dude", "dude workers", "uniform", "fedbuff"])
 def test_each_run_can_be_extended_by_itself(method: dd.Algorithm[Any], tmp_path: Path) -> None:
     grid = {"algorithm": [method], "lr": [LR, 0.05, 1e200], "seed": [0, 1]}
-    short = sweep(grid, by_seed(noisy), by_seed(pace), folder=tmp_path, batch=True, **ENDS)
+    short = sweep(grid, by_seed(noisy), by_seed(pace), folder=tmp_path)
     for run in short.runs[:4]:
         speeds = replace(pace, seed=run.problem.seed)
         longer = {**ENDS, "updates": 35, "seed": run.problem.seed}
-        straight = simulate(run.algorithm, run.problem, speeds, **longer)
-        assert unlike(dd.resume(run.folder, updates=35), straight) == []
+        straight = dd.simulate(run.algorithm, run.problem, speeds, **longer)
+        assert mismatches(dd.resume(run.folder, updates=35), straight) == []
 
 
 @pytest.mark.numeric
 def test_each_run_with_a_network_can_be_extended_by_itself(tmp_path: Path) -> None:
     grid = {"algorithm": [dd.DuDe(LR)], "lr": [LR, 0.1], "problem": [digits(0.1), digits(0.5)]}
-    options = {"evaluate_every": 6, "checkpoint_every": 4}
-    for run in sweep(grid, speeds=four, updates=10, folder=tmp_path, batch=True, **options).runs:
-        straight = simulate(run.algorithm, run.problem, four, updates=20, **options)
-        assert unlike(dd.resume(run.folder, updates=20), straight) == []
+    for run in sweep(grid, None, four, updates=10, folder=tmp_path).runs:
+        straight = dd.simulate(run.algorithm, run.problem, four, **ENDS)
+        assert mismatches(dd.resume(run.folder, updates=20), straight) == []
 
 
 def test_the_same_sweep_again_computes_no_gradient(tmp_path: Path) -> None:
-    problem = Counted(**noisy.settings)
-    grid = {"algorithm": METHODS, "lr": [LR, 0.1], "seed": [0, 1]}
-    where = by_seed(problem), by_seed(pace)
-    first = sweep(grid, *where, folder=tmp_path, batch=True, **ENDS)
-    before, contents = Counted.taken, {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    again = sweep(grid, *where, folder=tmp_path, batch=True, **ENDS)
+    where = by_seed(Counted(**noisy.settings)), by_seed(pace)
+    first = sweep(GRID, *where, folder=tmp_path)
+    before, contents = Counted.taken, content(tmp_path)
+    again = sweep(GRID, *where, folder=tmp_path)
     assert Counted.taken == before > 0
     assert wrong(again, first) == []
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == contents
+    assert content(tmp_path) == contents
 
 
 def test_a_larger_grid_in_the_same_folder_computes_what_is_new_alone(tmp_path: Path) -> None:
     small = {"algorithm": [dd.DuDe(LR)], "lr": [LR, 0.1]}
     large = {"algorithm": [dd.DuDe(LR), dd.VanillaASGD(LR)], "lr": [0.05, LR, 0.1]}
     problem = Counted(**noisy.settings)
-    sweep(small, problem, pace, folder=tmp_path, batch=True, **ENDS)
+    sweep(small, problem, folder=tmp_path)
     before = Counted.taken
-    joint = sweep(large, problem, pace, folder=tmp_path, batch=True, **ENDS)
-    new = Counted.taken - before
-    assert new <= sum(len(joint.runs[k].trace) + 4 for k in (0, 3, 4, 5))
-    assert wrong(joint, sweep(large, problem, pace, batch=False, **ENDS)) == []
+    joint = sweep(large, problem, folder=tmp_path)
+    new = sum(len(joint.runs[k].trace) for k in (0, 3, 4, 5))
+    assert new <= Counted.taken - before <= new + 4 * 4  # at the end of a run each worker is in the middle of a job
+    assert wrong(joint, sweep(large, problem, compute=ALONE)) == []
 
 
 def test_another_sweep_in_the_same_folder_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     grid = {"algorithm": METHODS[:2], "lr": [LR, 0.1]}
-    place = {"problem": noisy, "speeds": pace, "folder": tmp_path, "batch": True, **ENDS}
-    sweep(grid, **place)
-    before = written(tmp_path)
-    for other in ({"updates": 30}, {"on_nonfinite": "stop"}, {"evaluate_every": 5}):
+    sweep(grid, folder=tmp_path)
+    before = content(tmp_path)
+    larger = {**grid, "algorithm": [dd.SyncSGD(LR), *METHODS[:2]]}
+    for points, other in (
+        (grid, {"updates": 30}),
+        (grid, {"server": dd.Server(on_nonfinite="stop")}),
+        (grid, {"evaluation": dd.Evaluation(every=5)}),
+        (larger, {"updates": 30}),
+    ):
         with pytest.raises(dd.BadInput, match="another configuration"):
-            sweep(grid, **{**place, **other})
-    new = {**grid, "algorithm": [dd.SyncSGD(LR), *METHODS[:2]]}
-    with pytest.raises(dd.BadInput, match="another configuration"):
-        sweep(new, **{**place, "updates": 30})
-    assert written(tmp_path) == before
+            sweep(points, folder=tmp_path, **other)
+    assert content(tmp_path) == before
 
 
 def test_runs_that_stop_early_are_kept_and_not_computed_again(tmp_path: Path) -> None:
     problem = Counted(**noisy.settings)
     grid = {"algorithm": [dd.DuDe(LR)], "lr": [0.002, 0.02, 0.05, 0.1]}
-    options = {"updates": 40, "evaluate_every": 3, "checkpoint_every": 7, "stop": dd.EarlyStop(target=3.3)}
-    first = sweep(grid, problem, pace, folder=tmp_path, batch=True, **options)
+    evaluation = dd.Evaluation(every=3, early_stop=dd.EarlyStop(target=3.3))
+    options = {"updates": 40, "checkpoint_every": 7, "evaluation": evaluation}
+    first = sweep(grid, problem, folder=tmp_path, **options)
     before = Counted.taken
-    again = sweep(grid, problem, pace, folder=tmp_path, batch=True, **options)
+    again = sweep(grid, problem, folder=tmp_path, **options)
     assert Counted.taken == before
     assert [run.ended for run in again.runs] == ["updates", "stop", "stop", "stop"]
     for run, other in zip(first.runs, again.runs, strict=True):
         assert run.trace.fingerprint.tobytes() == other.trace.fingerprint.tobytes()
         assert all(np.array_equal(run.metrics[name], other.metrics[name], equal_nan=True) for name in run.metrics)
         assert (run.time, run.version) == (other.time, other.version)
-        assert unlike(run, simulate(run.algorithm, problem, pace, **options)) == []
+        assert mismatches(run, dd.simulate(run.algorithm, problem, pace, **options)) == []
 
 
 # --- sweeps that were stopped ---
@@ -355,7 +326,8 @@ def test_runs_that_stop_early_are_kept_and_not_computed_again(tmp_path: Path) ->
 
 def images(folder: Path, to: Path, moments: Sequence[int]) -> Callable[[Any], float]:
     """A metric that copies the folder at some of its calls: what a kill at that moment would have left."""
-    calls = iter(range(10**9))
+    calls = count()
+    to.mkdir()
 
     def metric(model: Any) -> float:
         number = next(calls)
@@ -366,78 +338,102 @@ def images(folder: Path, to: Path, moments: Sequence[int]) -> Callable[[Any], fl
     return metric
 
 
+def raising(number: int, error: Callable[[], None]) -> Callable[[Any], float]:
+    """A metric in one of whose calls something happens."""
+    calls = count()
+
+    def metric(model: Any) -> float:
+        if next(calls) == number:
+            error()
+        return 0.0
+
+    return metric
+
+
+def kill() -> None:
+    raise Killed
+
+
 def nothing(model: Any) -> float:
     return 0.0
+
+
+def evaluated(
+    metric: Callable[[Any], float] = nothing, every: int | None = 2, seconds: float | None = None
+) -> dd.Evaluation:
+    return dd.Evaluation(every=every, seconds=seconds, metrics={"image": metric})
 
 
 SMALL = {"algorithm": [dd.DuDe(LR), dd.DuDe(LR, memory="workers"), dd.UniformASGD(LR)], "lr": [LR, 0.1]}
 
 
-def stopped(tmp_path: Path, problem: dd.Problem = noisy, grid: Any = SMALL, **options: Any) -> tuple[dd.Sweep, list[Path]]:
-    """A sweep that was not stopped, and what was on disk at several moments of it."""
-    options = {"updates": 14, "evaluate_every": 2, "checkpoint_every": 1, "keep": 3, **options}
+def stopped(
+    tmp_path: Path, problem: dd.Problem = noisy, grid: Any = SMALL, every: int = 2, updates: int = 14, keep: int = 3
+) -> tuple[dd.Sweep, list[Path], Callable[[Path], dd.Sweep]]:
+    """A sweep that was not stopped, what was on disk at several moments of it, and how it goes on from there."""
+
+    def run(folder: Path, metric: Callable[[Any], float] = nothing) -> dd.Sweep:
+        evaluation, saving = evaluated(metric, every), dd.Saving(folder, every=1, keep=keep)
+        return dd.sweep(grid, problem, pace, updates=updates, folder=saving, evaluation=evaluation, compute=TOGETHER)
+
     metric = images(tmp_path / "straight", tmp_path / "images", [14, 20, 26, 31, 36, 41])
-    (tmp_path / "images").mkdir()
-    options["metrics"] = {"image": metric}
-    straight = sweep(grid, problem, pace, folder=tmp_path / "straight", batch=True, **options)
-    return straight, sorted((tmp_path / "images").iterdir())
+    straight = run(tmp_path / "straight", metric)
+    left = sorted((tmp_path / "images").iterdir())
+    assert len(left) == 6
+    return straight, left, run
 
 
-def gone_on(folder: Path, problem: dd.Problem = noisy, grid: Any = SMALL, **options: Any) -> dd.Sweep:
-    options = {"updates": 14, "evaluate_every": 2, "checkpoint_every": 1, "keep": 3, **options}
-    return sweep(grid, problem, pace, folder=folder, batch=True, metrics={"image": nothing}, **options)
+Stopped = tuple[dd.Sweep, list[Path], Callable[[Path], dd.Sweep]]
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dd.Sweep, list[Path]]:
-    """What ``stopped`` gives with nothing else said, for tests that go on with a copy of it."""
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
+    """What ``stopped`` gives, for tests that go on with a copy of it."""
     return stopped(tmp_path_factory.mktemp("killed"))
 
 
 @pytest.mark.parametrize("keep", [1, 3])
 def test_a_sweep_killed_at_any_moment_ends_as_one_never_stopped(keep: int, tmp_path: Path) -> None:
-    straight, left = stopped(tmp_path, keep=keep)
-    assert len(left) == 6
+    straight, left, go_on = stopped(tmp_path, keep=keep)
     left = left[1::2]
     assert any(list(image.glob("*/checkpoints/*.safetensors")) for image in left)
     for image in left:
-        assert wrong(gone_on(image, keep=keep), straight) == []
+        assert wrong(go_on(image), straight) == []
 
 
 def test_a_killed_sweep_does_not_begin_anew(tmp_path: Path) -> None:
-    problem = Counted(**noisy.settings)
-    before = Counted.taken
-    straight, left = stopped(tmp_path, problem)
+    problem, before = Counted(**noisy.settings), Counted.taken
+    straight, left, go_on = stopped(tmp_path, problem)
     whole, before = Counted.taken - before, Counted.taken
-    assert wrong(gone_on(left[-1], problem), straight) == []
-    assert Counted.taken - before < 0.5 * whole
+    assert wrong(go_on(left[-1]), straight) == []
+    assert 0 < Counted.taken - before < 0.5 * whole
 
 
-@pytest.mark.parametrize("single", [{"algorithm": [dd.DuDe(LR)]}, {"algorithm": [dd.VanillaASGD(LR)], "lr": [LR, 0.1]}])
-def test_a_killed_sweep_of_few_runs_ends_as_one_never_stopped(single: Any, tmp_path: Path) -> None:
-    straight, left = stopped(tmp_path, grid=single, updates=70 // len(single.get("lr", [0])), evaluate_every=1)
-    assert len(left) == 6
+@pytest.mark.parametrize(
+    ("grid", "updates"),
+    [({"algorithm": [dd.DuDe(LR)]}, 70), ({"algorithm": [dd.VanillaASGD(LR)], "lr": [LR, 0.1]}, 35)],
+    ids=["one run", "two runs"],
+)
+def test_a_killed_sweep_of_few_runs_ends_as_one_never_stopped(grid: Any, updates: int, tmp_path: Path) -> None:
+    straight, left, go_on = stopped(tmp_path, grid=grid, updates=updates, every=1)
     for image in left[::2]:
-        again = gone_on(image, grid=single, updates=70 // len(single.get("lr", [0])), evaluate_every=1)
-        assert wrong(again, straight) == []
+        assert wrong(go_on(image), straight) == []
 
 
 def test_runs_that_have_the_same_losses_when_they_are_saved_go_on_together(tmp_path: Path) -> None:
     slow = dd.FixedSpeeds([1.0, 1.0, 1.0, 6.5])  # its first gradient is at the start that all runs share
-    options = {"updates": 25, "evaluate_every": 1, "checkpoint_every": 1, "batch": True}
     grid = {"algorithm": [dd.VanillaASGD(LR)], "lr": [LR, 0.1]}
-    (tmp_path / "images").mkdir()
     metric = images(tmp_path / "run", tmp_path / "images", [14])
-    straight = sweep(grid, noisy, slow, folder=tmp_path / "run", metrics={"image": metric}, **options)
-    again = sweep(grid, noisy, slow, folder=tmp_path / "images" / "14", metrics={"image": nothing}, **options)
+    straight, again = (
+        sweep(grid, noisy, slow, updates=25, checkpoint_every=1, folder=folder, evaluation=evaluated(metric, every=1))
+        for folder, metric in ((tmp_path / "run", metric), (tmp_path / "images" / "14", nothing))
+    )
     assert wrong(again, straight) == []
 
 
 @pytest.mark.parametrize("how", ["damaged", "missing", "all missing", "all but the oldest damaged"])
-def test_a_killed_sweep_goes_on_although_a_checkpoint_of_one_run_is_lost(
-    how: str, killed: tuple[dd.Sweep, list[Path]], tmp_path: Path
-) -> None:
-    straight, left = killed
+def test_a_killed_sweep_goes_on_although_a_checkpoint_of_one_run_is_lost(how: str, killed: Stopped, tmp_path: Path) -> None:
+    straight, left, go_on = killed
     image = shutil.copytree(left[-1], tmp_path / "image")
     unfinished = [place for place in sorted(image.iterdir()) if not (place / "result.json").exists()]
     checkpoints = sorted((unfinished[0] / "checkpoints").glob("[0-9]*"))
@@ -447,61 +443,40 @@ def test_a_killed_sweep_goes_on_although_a_checkpoint_of_one_run_is_lost(
             path.unlink()
         elif path != checkpoints[0]:
             path.write_bytes(path.read_bytes()[:-9] + b"is broken")
-    assert wrong(gone_on(image), straight) == []
+    assert wrong(go_on(image), straight) == []
 
 
-def test_a_run_of_a_killed_sweep_can_be_resumed_by_itself_and_the_sweep_goes_on(
-    killed: tuple[dd.Sweep, list[Path]], tmp_path: Path
-) -> None:
-    straight, left = killed
+def test_a_run_of_a_killed_sweep_can_be_resumed_by_itself_and_the_sweep_goes_on(killed: Stopped, tmp_path: Path) -> None:
+    straight, left, go_on = killed
     image = shutil.copytree(left[3], tmp_path / "image")
     run = next(run for run in straight.runs if not (image / run.folder.name / "result.json").exists())
     resumed = dd.resume(image / run.folder.name, metrics={"image": nothing})
-    assert unlike(resumed, run) == []
-    assert wrong(gone_on(image), straight) == []
-
-
-def raising(number: int, error: type[BaseException]) -> Callable[[Any], float]:
-    """A metric that does not come back from one of its calls."""
-    calls = iter(range(10**9))
-
-    def metric(model: Any) -> float:
-        if next(calls) == number:
-            raise error
-        return 0.0
-
-    return metric
+    assert mismatches(resumed, run) == []
+    assert wrong(go_on(image), straight) == []
 
 
 @pytest.mark.parametrize("number", [8, 35])
-@pytest.mark.parametrize("schedule", [{"evaluate_every": 2}, {"evaluate_seconds": 0.5}], ids=["updates", "seconds"])
-def test_a_sweep_broken_off_in_the_middle_of_an_evaluation_ends_as_one_never_stopped(
-    schedule: dict[str, Any], number: int, tmp_path: Path
+@pytest.mark.parametrize("schedule", [(2, None), (None, 0.5)], ids=["updates", "seconds"])
+def test_a_sweep_killed_in_the_middle_of_an_evaluation_ends_as_one_never_stopped(
+    schedule: tuple[Any, Any], number: int, tmp_path: Path
 ) -> None:
-    options = {"updates": 14, "checkpoint_every": 5, "folder": tmp_path, "batch": True, **schedule}
+    def run(folder: Path | None, metric: Any = nothing) -> dd.Sweep:
+        return sweep(SMALL, updates=14, checkpoint_every=5, folder=folder, evaluation=evaluated(metric, *schedule))
+
     with pytest.raises(Killed):
-        sweep(SMALL, noisy, pace, metrics={"image": raising(number, Killed)}, **options)
-    again = sweep(SMALL, noisy, pace, metrics={"image": nothing}, **options)
-    assert wrong(again, sweep(SMALL, noisy, pace, metrics={"image": nothing}, **{**options, "folder": None})) == []
+        run(tmp_path, raising(number, kill))
+    assert wrong(run(tmp_path), run(None)) == []
 
 
 @pytest.mark.parametrize("number", [9, 30])
 def test_ctrl_c_saves_where_the_runs_are_and_the_same_sweep_goes_on(number: int, tmp_path: Path) -> None:
-    calls = iter(range(10**9))
+    def run(folder: Path | None, metric: Any = nothing) -> dd.Sweep:
+        return sweep(SMALL, updates=14, checkpoint_every=10**6, folder=folder, evaluation=evaluated(metric))
 
-    def interrupt(model: Any) -> float:
-        if next(calls) == number:
-            signal.raise_signal(signal.SIGINT)
-        return 0.0
-
-    problem = Counted(**noisy.settings)
-    options = {"updates": 14, "evaluate_every": 2, "checkpoint_every": 10**6, "batch": True}
-    with pytest.raises(KeyboardInterrupt, match="saved"):
-        sweep(SMALL, problem, pace, folder=tmp_path, metrics={"image": interrupt}, **options)
+    with pytest.raises(dd.Interrupted, match="saved"):
+        run(tmp_path, raising(number, lambda: signal.raise_signal(signal.SIGINT)))
     assert len(list(tmp_path.glob("*/checkpoints/*.safetensors"))) == 6 - len(list(tmp_path.glob("*/result.json")))
-    straight = sweep(SMALL, problem, pace, metrics={"image": nothing}, **options)
-    again = sweep(SMALL, problem, pace, folder=tmp_path, metrics={"image": nothing}, **options)
-    assert wrong(again, straight) == []
+    assert wrong(run(tmp_path), run(None)) == []
 
 
 def test_runs_left_by_their_group_at_other_moments_are_not_taken_for_one_schedule(tmp_path: Path) -> None:
@@ -516,95 +491,44 @@ def test_runs_left_by_their_group_at_other_moments_are_not_taken_for_one_schedul
 
     problem = Mortal([[0.0, 1.0], [40.0, 0.0], [2.0, 60.0]], noise=0.5)
     grid = {"algorithm": [dd.VanillaASGD(LR)], "lr": [0.1, 0.05, 0.03]}
-    options = {"updates": 30, "evaluate_every": 50, "checkpoint_every": 1, "batch": True, "keep": 40}
-    straight = sweep(grid, problem, three, **{**options, "batch": False})
+
+    def run(folder: Path | None, compute: dd.Compute = TOGETHER) -> dd.Sweep:
+        saving = dd.Saving(folder, every=1, keep=40)
+        return dd.sweep(
+            grid, problem, three, updates=30, folder=saving, evaluation=dd.Evaluation(every=50), compute=compute
+        )
+
+    straight = run(None, ALONE)
     assert sum(run.rejected > 0 for run in straight.runs) >= 2
     regrouped = 0
     for left in (92, 104, 116):
         folder, Mortal.left = tmp_path / f"{left}", left
         try:
-            sweep(grid, problem, three, folder=folder, **options)
+            run(folder)
         except Killed:
             regrouped += len(list(folder.glob("*/result.json"))) <= 1
         Mortal.left = 10**9
-        assert wrong(sweep(grid, problem, three, folder=folder, **options), straight) == [], f"killed at gradient {left}"
+        assert wrong(run(folder), straight) == [], f"killed at gradient {left}"
     assert regrouped >= 1
-
-
-KILLER = """
-import os, random, signal, sys, time, traceback
-from pathlib import Path
-import pyarrow.parquet, safetensors.torch
-from test_sweep import murdered
-
-signal.alarm(100)
-kills, patience = 0, 0.4
-while True:
-    child = os.fork()
-    if child == 0:
-        try:
-            murdered(Path(sys.argv[1]))
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    if kills < 4:
-        time.sleep(random.Random(f"{sys.argv[2]} {kills}").uniform(0.05, patience))
-        os.kill(child, signal.SIGKILL)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if code >= 0:
-        print(kills)
-        sys.exit(code)
-    kills, patience = kills + 1, patience + 0.3
-"""
-
-
-def murdered(folder: Path | None) -> dd.Sweep:
-    grid = {"algorithm": METHODS[:3], "lr": [LR, 0.05]}
-    return dd.sweep(
-        grid,
-        noisy,
-        pace,
-        folder=folder,
-        compute=dd.Compute(batch=True),
-        updates=20,
-        evaluation=dd.Evaluation(every=4),
-        checkpoint_every=2,
-    )
-
-
-def test_killed_by_the_system_again_and_again_a_sweep_ends_as_one_never_stopped(tmp_path: Path) -> None:
-    path = os.pathsep.join(
-        [*map(str, [*Path(__file__).parents[:2], Path(__file__).parents[1] / "batching"]), os.environ.get("PYTHONPATH", "")]
-    )
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    seed = str(time.time_ns())
-    command = [sys.executable, "-W", "error", "-c", KILLER, str(tmp_path / "sweep"), seed]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"seed {seed}: {done.stderr}"
-    assert int(done.stdout) >= 1
-    ended = murdered(tmp_path / "sweep")
-    assert wrong(ended, murdered(None)) == [], f"seed {seed}"
-    assert all((run.folder / name).exists() for run in ended.runs for name in FILES)
 
 
 def test_a_run_that_diverged_is_kept_in_its_folder_as_a_single_one_is(tmp_path: Path) -> None:
     grid = {"algorithm": [dd.VanillaASGD(LR)], "lr": [LR, 1e200, 0.05]}
-    joint = sweep(grid, noisy, pace, folder=tmp_path / "joint", batch=True, **ENDS)
-    alone = sweep(grid, noisy, pace, folder=tmp_path / "alone", **ENDS)
-    assert joint.failed == alone.failed != {}
-    assert wrong(joint, alone) == []
-    again = sweep(grid, noisy, pace, folder=tmp_path / "joint", batch=True, **ENDS)
-    assert wrong(again, sweep(grid, noisy, pace, folder=tmp_path / "alone", **ENDS)) == []
+    for _ in range(2):  # computed, and read
+        joint, alone = (
+            sweep(grid, folder=tmp_path / name, compute=compute)
+            for name, compute in (("joint", TOGETHER), ("alone", ALONE))
+        )
+        assert joint.failed.keys() == {1} and wrong(joint, alone) == []
 
 
 def test_every_method_in_a_killed_sweep_ends_as_in_one_never_stopped(tmp_path: Path) -> None:
-    grid = {"algorithm": list(ALGORITHMS.values())[::2], "lr": [LR, 0.05]}  # by one of two, for there are many
-    options = {"updates": 12, "evaluate_every": 3, "checkpoint_every": 4, "batch": True}
-    (tmp_path / "images").mkdir()
+    grid = {"algorithm": list(ALGORITHMS.values())[::2], "lr": [LR, 0.05]}  # every other method, for there are many
     metric = images(tmp_path / "run", tmp_path / "images", [55])
-    straight = sweep(grid, noisy, pace, folder=tmp_path / "run", metrics={"image": metric}, **options)
-    (image,) = (tmp_path / "images").iterdir()
-    assert wrong(sweep(grid, noisy, pace, folder=image, metrics={"image": nothing}, **options), straight) == []
+    straight, again = (
+        sweep(grid, updates=12, checkpoint_every=4, folder=folder, evaluation=evaluated(metric, every=3))
+        for folder, metric in ((tmp_path / "run", metric), (tmp_path / "images" / "55", nothing))
+    )
+    assert wrong(again, straight) == []
     run = straight.runs[0]
     assert torch.equal(run.x, dd.resume(run.folder, metrics={"image": nothing}).x)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +18,7 @@ import dualdelay as dd
 from dualdelay.simulation.availability import Absence, AwaySpeeds, announced, dropouts, on_off
 from dualdelay.simulation.speeds import BurstySpeeds, ChangingSpeeds, DriftingSpeeds
 from helpers import audit
-from own import Holes, Scenario, bits, centers, differences, four
+from own import Fresh, Holes, Scenario, bits, centers, differences, four, refused
 from tables import CASES, LR
 
 few = settings(deadline=None, max_examples=60, derandomize=True)
@@ -192,12 +193,56 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "share": (lambda: dropouts(3, 1.5, 5), "share is 1.5; expected a number from 0 to 1"),
     "dropouts until": (lambda: dropouts(3, 0.5, 0), "until is 0"),
     "seed": (lambda: dropouts(3, 0.5, 1.0, seed=0.5), "seed is 0.5"),
+    **{f"absences {value}": (lambda value=value: announced(value), "absences") for value in (5, math.nan)},
+    **{f"an absence {value}": (lambda value=value: announced([value]), "absences[0] is") for value in (math.nan, None)},
+    "a start beyond numbers": (lambda: announced([(0, 10**400)]), "absences[0]"),
+    "no length at all": (lambda: on_off(3, 1e-320, 1e-320, 1.0), "absences until"),
+    "a trillion workers": (lambda: on_off(10**12, 1.0, 1.0, 1.0), "workers"),
+    "a trillion dropouts": (lambda: dropouts(10**12, 0.5, 1.0), "workers"),
 }
 
 
+@pytest.mark.usefixtures("in_time")
 @pytest.mark.parametrize("name", REFUSED)
 def test_absences_that_cannot_be_are_refused(name: str) -> None:
-    make, words = REFUSED[name]
-    with pytest.raises(dd.BadInput) as error:
-        make()
-    assert words in str(error.value)
+    refused(*REFUSED[name])
+
+
+CHANGES: dict[str, tuple[Any, tuple[str, ...]]] = {
+    **{
+        f"{value}": (value, ("changes", "expected", "dd.speeds.leave("))
+        for value in (math.nan, 5, "left", dd.speeds.leave(0, 1.0), [math.nan], [None], ["left"], [("left", 0)])
+    },
+    "no such kind": ([("gone", 0, 1.0)], ("changes", "expected")),
+    "a text for a time": ([("left", 0, "1")], ("changes", "expected")),
+    "no such worker": ([dd.speeds.leave(3, 1.0)], ("3", "0..2")),
+    "left twice": ([dd.speeds.leave(0, 2.0), dd.speeds.leave(0, 1.0)], ("worker 0", "twice", "2.0")),
+    "joined twice": ([dd.speeds.join(1, 1.0), dd.speeds.join(1, 3.0)], ("worker 1", "twice", "3.0")),
+    "never": ([dd.speeds.leave(0, math.inf)], ("inf", "zero or more")),
+    "before the start": ([dd.speeds.leave(0, -1.0)], ("-1.0", "zero or more")),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changes_that_cannot_be_are_refused(name: str) -> None:
+    changes, words = CHANGES[name]
+    refused(lambda: dd.simulate(dd.DuDe(LR), CASES["q3"][0], dd.SimulatedFleet(fixed, changes=changes), updates=9), *words)
+
+
+@pytest.mark.parametrize("change", [dd.speeds.leave(0, 5.0), dd.speeds.join(0, 5.0)], ids=["leave", "join"])
+def test_a_method_without_a_rule_for_a_worker_that_leaves_or_joins_is_refused(change: Any) -> None:
+    fleet = dd.SimulatedFleet(fixed, changes=[change])
+    refused(lambda: dd.simulate(Fresh(LR), CASES["q3"][0], fleet, updates=9), "worker 0", "Fresh has no rule")
+
+
+def test_changes_by_numbers_of_numpy_are_recorded_as_those_of_python(tmp_path: Path) -> None:
+    numpys = [dd.speeds.leave(np.int64(0), np.float32(2.5)), dd.speeds.join(torch.tensor(0), np.float64(4.0))]
+    pythons = [dd.speeds.leave(0, 2.5), dd.speeds.join(0, 4.0)]
+    one, other = (
+        dd.simulate(
+            dd.DuDe(LR), CASES["q3"][0], dd.SimulatedFleet(fixed, changes=changes), updates=9, folder=tmp_path / name
+        )
+        for name, changes in (("one", numpys), ("other", pythons))
+    )
+    assert one.trace.events == other.trace.events != ()
+    assert (tmp_path / "one" / "config.json").read_bytes() == (tmp_path / "other" / "config.json").read_bytes()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
 import dualdelay as dd
 from helpers import heterogeneous
+from own import NO_NUMBERS, refused
 
 
 class Queued(dd.VanillaASGD):
@@ -44,3 +46,17 @@ def test_messages_travel_and_seconds_count_the_computing_alone(kind: Any, link: 
     run = dd.simulate(kind(0.1), heterogeneous(1), dd.SimulatedFleet(dd.FixedSpeeds([1.0]), link=link), updates=3)
     assert run.trace.time.tolist() == times
     assert run.trace.seconds.tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("setting", ["x", math.nan, -1.0, True, *NO_NUMBERS], ids=type)
+def test_a_latency_that_is_no_time_is_refused(setting: Any) -> None:
+    refused(lambda: dd.speeds.Link(setting), "latency", "expected")
+
+
+@pytest.mark.parametrize("setting", ["x", math.nan, 0, -1.0], ids=str)
+def test_a_bandwidth_that_carries_nothing_is_refused(setting: Any) -> None:
+    refused(lambda: dd.speeds.Link(0.0, setting), "bandwidth", "expected")
+
+
+def test_what_is_no_link_is_refused() -> None:
+    refused(lambda: dd.SimulatedFleet(dd.FixedSpeeds([1.0]), link="fast"), "link is 'fast'; expected a dd.Link")

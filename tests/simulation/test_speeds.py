@@ -11,18 +11,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import dualdelay as dd
 from dualdelay.runs.names import describe, rebuild
 from dualdelay.runs.seeds import seeded_speeds
 from dualdelay.simulation import SPEEDS
-from dualdelay.simulation.availability import AwaySpeeds, on_off
+from dualdelay.simulation.availability import AwaySpeeds, announced, on_off
 from dualdelay.simulation.speeds import BurstySpeeds, ChangingSpeeds, DriftingSpeeds
 from helpers import rounding
-from own import differences, four
+from own import NO_NUMBERS, differences, four, refused
 from tables import CASES, LR
 
-fixed = dd.FixedSpeeds([1.0, 2.0, 4.0])
+q3, fixed = CASES["q3"]
 
 
 @pytest.mark.parametrize("std", [1.0, 5.0])
@@ -194,6 +195,14 @@ def test_every_model_is_on_the_page_about_simulated_workers() -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    **{
+        f"a time of {time}": (lambda time=time: dd.FixedSpeeds([1.0, time, 4.0]), f"times[1] is {time}; expected")
+        for time in (0.0, -2.0, math.nan, math.inf)
+    },
+    "no times": (lambda: dd.FixedSpeeds([]), "times is empty"),
+    "a text for a time": (lambda: dd.FixedSpeeds(["a"]), "'a'"),
+    "a billion workers": (lambda: dd.TruncatedNormalSpeeds(10**9), "n is 1000000000"),
+    "times beyond numbers": (lambda: dd.TruncatedNormalSpeeds(500, 1e308), "std 1e+308"),
     "speeds": (lambda: AwaySpeeds("fixed", []), "speeds is 'fixed'; expected a dd.SpeedModel"),
     "spread": (lambda: DriftingSpeeds(fixed, spread=-1), "spread is -1; expected a number from 0 to 10"),
     "keep": (lambda: DriftingSpeeds(fixed, keep=1.5), "keep is 1.5; expected a number from 0 to 1"),
@@ -202,13 +211,122 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "burst": (lambda: BurstySpeeds(fixed, burst=0), "burst is 0"),
     "factor": (lambda: BurstySpeeds(fixed, factor=0), "factor is 0"),
     "stretches": (lambda: DriftingSpeeds(fixed, every=1e-6).seconds(0, 0), "changes its pace more than 100,000 times"),
+    "stretches of no length": (lambda: DriftingSpeeds(fixed, every=1e-320).seconds(0, 0), "worker 0"),
+    "bursts": (lambda: BurstySpeeds(fixed, usual=1e-9, burst=1e-9).seconds(0, 0), "more than 100,000 times"),
     "changes": (lambda: DriftingSpeeds(fixed, every=1e-6).seconds(0, 0, 100.0), "have changed its pace about 1e+08 times"),
 }
 
 
+@pytest.mark.usefixtures("in_time")
 @pytest.mark.parametrize("name", REFUSED)
 def test_settings_that_cannot_work_are_refused(name: str) -> None:
-    make, words = REFUSED[name]
-    with pytest.raises(dd.BadInput) as error:
-        make()
-    assert words in str(error.value)
+    refused(*REFUSED[name])
+
+
+NUMBERS: dict[str, tuple[Callable[[Any], Any], list[Any]]] = {  # by a setting, and what of NO_NUMBERS it takes
+    "std": (lambda v: dd.TruncatedNormalSpeeds(3, v), []),
+    "mean": (lambda v: dd.TruncatedNormalSpeeds(3, 1.0, mean=v), []),
+    "times": (lambda v: dd.FixedSpeeds([1.0, v]), ["1"]),
+    "means": (lambda v: dd.speeds.ExponentialSpeeds([1.0, v]), ["1"]),
+    "seed": (lambda v: dd.speeds.ExponentialSpeeds([1.0], seed=v), [None]),
+    "sigma": (lambda v: dd.speeds.LognormalSpeeds([1.0], sigma=v), []),
+    "every": (lambda v: DriftingSpeeds(fixed, every=v), []),
+    "factor": (lambda v: BurstySpeeds(fixed, factor=v), []),
+    "changes": (lambda v: ChangingSpeeds(fixed, [v], [[1.0] * 3, [2.0] * 3]), ["1"]),
+    "absences": (lambda v: announced([(0, v, None)]), ["1"]),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_what_is_no_number_or_too_large_a_one_is_refused(name: str) -> None:
+    make, taken = NUMBERS[name]
+    for value in NO_NUMBERS:
+        if value in taken:
+            make(value)
+        else:
+            refused(lambda value=value: make(value), name, "expected")
+
+
+# --- a user's own model ---
+
+
+def raises(error: Exception) -> Any:
+    raise error
+
+
+GIVES: dict[str, Callable[[int], Any]] = {  # what a user's own speeds or link give, by the draw
+    "negative": lambda draw: -1,
+    "negative later": lambda draw: 1.0 if draw < 2 else -1e-9,
+    "nan": lambda draw: math.nan,
+    "None": lambda draw: None,
+    "text": lambda draw: "1.5",
+    "several": lambda draw: np.ones(2),
+    "complex": lambda draw: 1j,
+    "too large": lambda draw: 10**400,
+    "raises": lambda draw: raises(TypeError("strange")),
+    "raises later": lambda draw: 1.0 if draw < 2 else raises(ZeroDivisionError("strange")),
+}
+
+
+class OwnSeconds(dd.SpeedModel):
+    n = 3
+
+    def __init__(self, give: Callable[[int], Any]) -> None:
+        self.give = give
+
+    def seconds(self, worker: int, draw: int, start: float = 0.0) -> Any:
+        return self.give(draw)
+
+
+class OwnJob(OwnSeconds):
+    def job(self, worker: int, draw: int, start: float, batches: int) -> Any:
+        return self.give(draw)
+
+
+@pytest.mark.parametrize("end", [{"updates": 9}, {"time": 9.0}], ids=["updates", "time"])
+@pytest.mark.parametrize("kind", [OwnSeconds, OwnJob])
+@pytest.mark.parametrize("what", GIVES)
+def test_own_speeds_that_give_no_seconds_are_named(what: str, kind: type[OwnSeconds], end: dict[str, Any]) -> None:
+    words = (f"{kind.__name__} raised", "strange", "mend its") if "raises" in what else (f"{kind.__name__} gave",)
+    speeds = kind(GIVES[what])
+    refused(lambda: dd.simulate(dd.DuDe(LR), q3, speeds, **end), *words, "of worker", "seconds, zero or more")
+
+
+@pytest.mark.parametrize("what", GIVES)
+def test_an_own_link_that_gives_no_seconds_is_named(what: str) -> None:
+    class OwnLink(dd.speeds.Link):
+        def seconds(self, size: int) -> Any:
+            return GIVES[what](5)
+
+    words = ("OwnLink raised", "strange") if "raises" in what else ("OwnLink gave",)
+    fleet = dd.SimulatedFleet(fixed, link=OwnLink())
+    refused(lambda: dd.simulate(dd.DuDe(LR), q3, fleet, updates=9), *words, "bytes", "seconds, zero or more")
+
+
+def test_own_seconds_may_be_a_tensor() -> None:
+    run = dd.simulate(dd.DuDe(LR), q3, OwnSeconds(lambda draw: torch.tensor(2.0)), updates=3)
+    assert type(run.time) is float and run.time == 4.0  # the first update at 2 with all workers' gradients, two more at 4
+
+
+def test_speeds_that_do_not_say_for_how_many_workers_they_are_or_fit_another_number_are_refused() -> None:
+    class Countless(dd.SpeedModel):
+        def seconds(self, worker: int, draw: int, start: float = 0.0) -> float:
+            return 1.0
+
+    for speeds, words in (
+        (Countless(), "Countless does not say for how many workers it is"),
+        (dd.FixedSpeeds([1.0, 2.0]), "2 workers"),
+        ([1.0, 2.0, 4.0], "speeds is"),
+    ):
+        refused(lambda speeds=speeds: dd.simulate(dd.DuDe(LR), q3, speeds, updates=3), words)
+
+
+@pytest.mark.parametrize("batches", [-1, math.nan, math.inf, None, "2", [1]], ids=repr)
+def test_an_own_problem_whose_jobs_are_of_no_size_is_refused(batches: Any) -> None:
+    class Own(dd.Quadratic):
+        def batches(self, worker: int) -> Any:
+            return batches
+
+    problem = Own([[0.0], [6.0], [12.0]])
+    words = ("batches", "worker 0", "expected a number of minibatches")
+    refused(lambda: dd.simulate(dd.DuDe(LR), problem, fixed, updates=9), *words)

@@ -1,160 +1,25 @@
-"""Nothing is lost, whatever ends a run, and nothing in a folder is trusted: files of other runs, settings, links."""
+"""Nothing in a folder is trusted: files of other runs, settings, links."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
 import dualdelay as dd
 from dualdelay.cli import main
-from dualdelay.core import Order
 from dualdelay.runs.resume import recorded_fleet
 from dualdelay.storage.files import json_digest
 from dualdelay.storage.folder import FORMAT
 from dualdelay.workers.output import Output
-from flat import simulate
-from own import Killed, centers, content, differences, kill_at, seen
-from tables import LR
+from own import Scenario, centers, content, seen
 
 PROBLEM, SPEEDS = dd.Quadratic(centers, noise=0.3), dd.FixedSpeeds([1.0, 2.0, 3.0])
 CALLS: list[Any] = [dd.load, dd.replay, dd.resume]
-
-# ------------------------------------------------------------------------------ whatever ends a run, what was done is saved
-
-
-@dataclass(kw_only=True)
-class Sums(dd.State):
-    """A server that keeps a tensor, a list of tensors and a set."""
-
-    total: Tensor
-    each: list[Tensor]
-    seen: set[int]
-
-
-@dataclass(frozen=True)
-class Own(dd.Algorithm[Sums]):
-    """A method of a user's own, whose step can be made to fail when all has been changed."""
-
-    careless = False  # writes into the tensors of its list, so that a step cannot be undone
-    fails = staticmethod(lambda version: None)  # raises, or returns wrong orders
-
-    def init(self, x: Tensor, n: int, rng: dd.Draws) -> Sums:
-        return Sums(x, n, total=torch.zeros_like(x), each=[torch.zeros_like(x) for _ in range(n)], seen=set())
-
-    def step(self, s: Sums, a: dd.Arrival) -> list[Order]:
-        s.seen.add(s.version)
-        s.total += a.value
-        if self.careless:
-            s.each[a.worker] += a.value
-        else:
-            s.each[a.worker] = s.each[a.worker] + a.value
-        s.descend(s.total, self.lr)
-        return self.fails(s.version) or [dd.send(a.worker)]
-
-
-def raises() -> None:
-    raise ZeroDivisionError("in the step")
-
-
-FAILURES: dict[str, Callable[[], Any]] = {
-    "raises": raises,
-    "unknown worker": lambda: [dd.send(9)],
-    "no list": lambda: 3,
-    "no order": lambda: [3],
-    "never sent": lambda: [dd.cancel(0), dd.again(9)],
-}
-OPTIMIZERS: dict[str, Any] = {"none": None, "named": "Adam", "own": lambda params, lr: torch.optim.Adam(params, lr=lr)}
-# the step itself fails in the first case, the check of its orders in all others, which the last three reach alike
-CASES = [*itertools.product(["raises", "unknown worker"], OPTIMIZERS), *((name, "none") for name in [*FAILURES][2:])]
-
-
-def at_33(what: str) -> Any:
-    return staticmethod(lambda version: FAILURES[what]() if version == 33 else None)
-
-
-@pytest.mark.parametrize("failure, kind", CASES)
-def test_a_step_that_fails_is_undone_and_everything_before_it_is_saved(
-    failure: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    optimizer = OPTIMIZERS[kind]
-    how = {"updates": 60, "checkpoint_every": 1000, "evaluate_every": 7, "optimizer": optimizer}
-    straight = simulate(Own(0.05), PROBLEM, SPEEDS, folder=tmp_path / "straight", **how)
-    with monkeypatch.context() as patch, pytest.raises((ZeroDivisionError, dd.BadInput)) as caught:
-        patch.setattr(Own, "fails", at_33(failure))
-        simulate(Own(0.05), PROBLEM, SPEEDS, folder=tmp_path / "run", **how)
-    assert "It is saved after 32 updates; go on with dd.resume" in str(caught.value.__notes__)
-    kept = dd.load(tmp_path / "run")
-    assert kept.version == len(kept.trace) == 32 and kept.ended == "failed" and "it could not go on" in kept.notes[-1]
-    again = {"algorithm": Own(0.05), "optimizer": optimizer if callable(optimizer) else None}
-    assert differences(dd.resume(tmp_path / "run", **again), straight) == []
-    assert dd.replay(tmp_path / "run", **again).same_bits
-
-
-def test_a_step_that_cannot_be_undone_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Careless(Own):
-        careless = True
-
-    how: dict[str, Any] = {"updates": 60, "checkpoint_every": 10}
-    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError) as caught:
-        patch.setattr(Own, "fails", at_33("raises"))
-        simulate(Careless(0.05), PROBLEM, SPEEDS, folder=tmp_path / "run", **how)
-    assert "The last checkpoint stands, for this happened in the middle of an update" in str(caught.value.__notes__)
-    kept = dd.load(tmp_path / "run")
-    assert (kept.version, kept.ended) == (30, "failed")
-    straight = simulate(Careless(0.05), PROBLEM, SPEEDS, **how)
-    assert dd.resume(tmp_path / "run", algorithm=Careless(0.05)).x.equal(straight.x)
-
-
-class Stumbles(dd.Quadratic):
-    """A problem whose evaluation fails once."""
-
-    left = -1
-
-    def evaluate(self, x: Tensor) -> dict[str, float]:
-        type(self).left -= 1
-        if type(self).left == 0:
-            raise OSError(28, "No space left on device")
-        return super().evaluate(x)
-
-
-SCHEDULES: dict[str, dict[str, Any]] = {
-    "by updates": {"evaluate_every": 7},
-    "by time": {"evaluate_seconds": 3.0},
-    "by both": {"evaluate_every": 7, "evaluate_seconds": 3.0},
-}
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("at", [2, 5, 9])
-def test_an_evaluation_that_fails_is_made_when_the_run_goes_on(schedule: str, at: int, tmp_path: Path) -> None:
-    how, problem = {"updates": 60, "checkpoint_every": 1000, **SCHEDULES[schedule]}, Stumbles(centers, noise=0.3)
-    straight = simulate(dd.DuDe(LR), problem, SPEEDS, folder=tmp_path / "straight", **how)
-    Stumbles.left = at
-    with pytest.raises(OSError, match="No space") as caught:
-        simulate(dd.DuDe(LR), problem, SPEEDS, folder=tmp_path / "run", **how)
-    assert "It is saved after" in str(caught.value.__notes__)
-    assert (tmp_path / "run" / "failed.json").exists() and dd.load(tmp_path / "run").ended == "failed"
-    assert differences(dd.resume(tmp_path / "run", problem=problem), straight) == []
-
-
-def test_a_watch_function_that_fails_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
-    how: dict[str, Any] = {"updates": 60, "checkpoint_every": 1000}
-    with pytest.raises(ZeroDivisionError) as caught:
-        watch = [lambda state, arrival: 1 // (31 - state.version)]
-        simulate(dd.DuDe(LR), PROBLEM, SPEEDS, folder=tmp_path / "run", watch=watch, **how)
-    assert "It is saved after 31 updates; go on with dualdelay resume" in str(caught.value.__notes__)
-    straight = simulate(dd.DuDe(LR), PROBLEM, SPEEDS, folder=tmp_path / "straight", **how)
-    assert differences(dd.resume(tmp_path / "run"), straight) == []
-
 
 # ------------------------------------------------------------------------------------- files and settings of no such run
 
@@ -189,11 +54,11 @@ def test_a_configuration_that_no_run_writes_is_refused_by_the_name_of_the_settin
 
 def test_no_file_of_another_run_is_taken_for_this_one_s(tmp_path: Path) -> None:
     """The foreign files are undamaged, of a run that differs in its lr alone, finished or not."""
-    how: dict[str, Any] = {"updates": 30, "checkpoint_every": 10, "keep_best": "objective"}
+    best = dd.Evaluation(best_by="objective")
     for name, lr in (("own", 0.1), ("foreign", 0.05)):
-        simulate(dd.DuDe(lr), PROBLEM, SPEEDS, folder=tmp_path / name, **how)
-        with pytest.raises(Killed):
-            simulate(dd.DuDe(lr), PROBLEM, SPEEDS, folder=tmp_path / f"{name} killed", watch=[kill_at(28)], **how)
+        scenario = Scenario(dd.DuDe(lr), PROBLEM, SPEEDS, updates=30, checkpoint_every=10, evaluation=best)
+        scenario.run(tmp_path / name)
+        scenario.killed(tmp_path / f"{name} killed", 28)
     straight, outcomes = dd.load(tmp_path / "own").x, {"refused": 0, "right": 0}
     for state in ("", " killed"):
         own, foreign = tmp_path / f"own{state}", tmp_path / f"foreign{state}"

@@ -22,12 +22,12 @@ import dualdelay as dd
 from dualdelay.cli import main
 from dualdelay.storage.files import Damaged, load_record, save_record
 from dualdelay.storage.folder import Folder
-from flat import resume, simulate
 from own import FILES, Killed, Scenario, centers, content, differences, kill_at, seen, usual
 from tables import LR
 
 PROBLEM, SPEEDS = dd.Quadratic(centers, noise=0.3), dd.FixedSpeeds([1.0, 2.0, 3.0])
 CALLS: list[Any] = [dd.load, dd.resume, dd.replay]
+BEST = dd.Evaluation(best_by="objective")
 Damage = Callable[[bytes], bytes]
 
 
@@ -43,6 +43,12 @@ DAMAGES: dict[str, Damage] = {
     "zeros": lambda data: bytes(len(data)),
 }
 damages = pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+
+
+def started_from(folder: Path) -> torch.Tensor:
+    """The first weights of a run that begins with those of a folder."""
+    server = dd.Server(initial_weights=folder)
+    return dd.simulate(dd.DuDe(LR), PROBLEM, SPEEDS, updates=0, server=server).x
 
 
 def spoil(path: Path, damage: Damage) -> None:
@@ -130,7 +136,7 @@ def test_if_the_trace_is_lost_the_weights_are_not(killed: Path) -> None:
         dd.resume(killed)
     start = str(caught.value).split("initial_weights='")[1].split("'")[0]
     saved = Folder(killed).checkpoints()[-1]
-    assert start == str(saved) and usual.run(start=start, updates=0).x.isfinite().all()
+    assert start == str(saved) and usual.run(server=dd.Server(initial_weights=start), updates=0).x.isfinite().all()
 
 
 def test_stray_files_in_a_folder_are_ignored(killed: Path, straight: Any) -> None:
@@ -146,8 +152,9 @@ def test_checkpoints_do_not_grow_with_wakes(tmp_path: Path) -> None:
     def measure(state: dd.State, arrival: dd.Arrival) -> None:
         sizes.extend(path.stat().st_size for path in Folder(tmp_path / "run").checkpoints()[-1:])
 
-    how: dict[str, Any] = {"updates": 400, "checkpoint_every": 20, "evaluate_every": 400, "watch": [measure]}
-    run = simulate(dd.algorithms.FedFix(LR, period=0.5), PROBLEM, SPEEDS, folder=tmp_path / "run", **how)
+    options: dict[str, Any] = {"updates": 400, "checkpoint_every": 20, "evaluation": dd.Evaluation(every=400)}
+    method = dd.algorithms.FedFix(LR, period=0.5)
+    run = dd.simulate(method, PROBLEM, SPEEDS, folder=tmp_path / "run", watch=[measure], **options)
     assert len([event for event in run.trace.events if event["kind"] == "wake"]) >= 400
     assert max(sizes) < 1.1 * sizes[0]
     assert dd.replay(run.folder).same_bits
@@ -155,7 +162,7 @@ def test_checkpoints_do_not_grow_with_wakes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("left", [["checkpoints"], []])
 def test_a_finished_run_without_its_checkpoints_is_loaded_and_not_begun_anew(left: list[str], tmp_path: Path) -> None:
-    run = simulate(dd.DuDe(LR), PROBLEM, SPEEDS, updates=30, folder=tmp_path / "run", keep_best="objective")
+    run = dd.simulate(dd.DuDe(LR), PROBLEM, SPEEDS, updates=30, folder=tmp_path / "run", evaluation=BEST)
     before = seen(dd.load(run.folder))
     shutil.rmtree(run.folder / "checkpoints")
     for name in left:
@@ -165,20 +172,20 @@ def test_a_finished_run_without_its_checkpoints_is_loaded_and_not_begun_anew(lef
     files = content(run.folder)
     for more in ({}, {"updates": 60}):
         with pytest.raises(dd.BadInput, match=r"checkpoints of .* are missing.* dd.load gives it"):
-            resume(run.folder, **more)
+            dd.resume(run.folder, **more)
     assert content(run.folder) == files
     assert dd.replay(run.folder).same_bits
-    assert simulate(dd.DuDe(LR), PROBLEM, SPEEDS, updates=0, start=run.folder).x.equal(run.x)
+    assert started_from(run.folder).equal(run.x)
 
 
 def test_of_a_run_that_was_stopped_early_the_model_is_left_without_its_checkpoints(tmp_path: Path) -> None:
-    how: dict[str, Any] = {"updates": 400, "evaluate_every": 5, "stop": dd.EarlyStop(patience=2)}
-    run = simulate(dd.DuDe(0.9), PROBLEM, SPEEDS, folder=tmp_path / "run", **how)
+    evaluation = dd.Evaluation(every=5, early_stop=dd.EarlyStop(patience=2))
+    run = dd.simulate(dd.DuDe(0.9), PROBLEM, SPEEDS, updates=400, folder=tmp_path / "run", evaluation=evaluation)
     assert run.returned < run.version
     shutil.rmtree(run.folder / "checkpoints")
     with pytest.raises(dd.BadInput, match=r"its last state is lost; the model that it returned is in model\.safetensors"):
         dd.load(run.folder)
-    assert simulate(dd.DuDe(LR), PROBLEM, SPEEDS, updates=0, start=run.folder).x.equal(run.x)
+    assert started_from(run.folder).equal(run.x)
 
 
 def test_an_unfinished_run_without_its_checkpoints_does_not_start_over(killed: Path) -> None:
@@ -258,7 +265,7 @@ def test_a_damaged_file_that_can_be_made_again_is_made_again(
 
 @pytest.mark.parametrize("name", ["metrics.parquet", "workers.parquet", "model.safetensors", "best.safetensors"])
 def test_a_missing_file_of_a_finished_run_is_taken_from_the_checkpoint_and_made_again(name: str, tmp_path: Path) -> None:
-    run = simulate(dd.DuDe(LR), PROBLEM, SPEEDS, updates=30, folder=tmp_path / "run", keep_best="objective")
+    run = dd.simulate(dd.DuDe(LR), PROBLEM, SPEEDS, updates=30, folder=tmp_path / "run", evaluation=BEST)
     good = (run.folder / name).read_bytes()
     (run.folder / name).unlink()
     loaded = dd.load(run.folder)
@@ -333,24 +340,23 @@ def test_go_on_begins_goes_on_and_returns(straight: Any, tmp_path: Path) -> None
         assert differences(usual.run(folder=tmp_path / "run", go_on=True), straight) == []
 
 
-OTHERS: dict[str, Any] = {
-    "algorithm": {"algorithm": dd.DuDe(LR / 2, memory="workers")},
-    "fingerprint": {"problem": 9},
-    "speeds": {"speeds": dd.FixedSpeeds([1.0] * 4)},
-    "seed": {"seed": 1},
-    "updates": {"updates": 25},
-    "changes": {"changes": [dd.speeds.leave(1, 3.0)]},
-    "link": {"link": dd.speeds.Link(1.0)},
-    "stop": {"stop": dd.EarlyStop(target=0.0)},
-    "start": {"start": torch.ones(2, dtype=torch.float64)},
+OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # what is another in a run, and in its options
+    "algorithm": ({"algorithm": dd.DuDe(LR / 2, memory="workers")}, {}),
+    "fingerprint": ({"problem": usual.problem.reseeded(9)}, {}),
+    "speeds": ({"speeds": dd.FixedSpeeds([1.0] * 4)}, {}),
+    "changes": ({"speeds": dd.SimulatedFleet(usual.speeds, changes=[dd.speeds.leave(1, 3.0)])}, {}),
+    "link": ({"speeds": dd.SimulatedFleet(usual.speeds, link=dd.speeds.Link(1.0))}, {}),
+    "seed": ({}, {"seed": 1}),
+    "updates": ({}, {"updates": 25}),
+    "stop": ({}, {"evaluation": dd.Evaluation(every=7, seconds=2.0, early_stop=dd.EarlyStop(target=0.0))}),
+    "start": ({}, {"server": dd.Server(initial_weights=torch.ones(2, dtype=torch.float64))}),
 }
 
 
 @pytest.mark.parametrize("setting", OTHERS)
 def test_go_on_refuses_a_folder_of_another_configuration(setting: str, finished: Path) -> None:
-    options = dict(OTHERS[setting])
-    problem = usual.problem.reseeded(options.pop("problem")) if "problem" in options else usual.problem
-    other = Scenario(options.pop("algorithm", usual.algorithm), problem, options.pop("speeds", usual.speeds))
+    parts, options = OTHERS[setting]
+    other = Scenario(**{"algorithm": usual.algorithm, **parts})
     before = content(finished)
     with pytest.raises(dd.BadInput, match=rf"holds a run of another configuration \(.*\b{setting}: .* there, .* now"):
         other.run(folder=finished, go_on=True, **options)
@@ -398,7 +404,12 @@ def files_no_larger_than(limit: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-wide = Scenario(dd.DuDe(LR), dd.Quadratic([[float(i)] * 500 for i in range(3)], noise=0.5), dd.FixedSpeeds([1.0, 2.0, 4.0]))
+wide = Scenario(
+    dd.DuDe(LR),
+    dd.Quadratic([[float(i)] * 500 for i in range(3)], noise=0.5),
+    dd.FixedSpeeds([1.0, 2.0, 4.0]),
+    checkpoint_every=1,
+)
 
 
 @pytest.mark.parametrize("limit", [0, 100, 3000])
@@ -410,8 +421,8 @@ def test_on_a_full_disk_no_run_begins_and_nothing_is_left(limit: int, tmp_path: 
 
 @pytest.mark.parametrize("limit", [0, 1000, 20_000])
 def test_when_the_disk_fills_up_the_run_fails_and_can_be_resumed(limit: int, tmp_path: Path) -> None:
-    straight = wide.run(folder=tmp_path / "straight", checkpoint_every=1)
-    wide.killed(tmp_path / "run", 11, checkpoint_every=1)
+    straight = wide.run(folder=tmp_path / "straight")
+    wide.killed(tmp_path / "run", 11)
     with files_no_larger_than(limit), pytest.raises(dd.RunFailed, match=r"could not write .*File too large.* resume"):
         dd.resume(tmp_path / "run")
     assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".")]

@@ -15,6 +15,7 @@ import dualdelay as dd
 from dualdelay import theory
 from dualdelay.theory import bound, constants, horizon, largest_step, rates, step_size, times
 from helpers import CENTERS, MATRICES, archive, few, matrices, rounding
+from own import NO_NUMBERS, refused
 
 ONE = {"smoothness": 1.0, "gap": 1.0, "variance": 1.0, "delay": 19, "workers": 10}
 
@@ -201,3 +202,10 @@ def test_rates_and_times_refuse_what_cannot_be():
 def test_every_public_name_has_a_docstring():
     names = [name for name in vars(theory) if not name.startswith("_")]
     assert len(names) > 15 and all((getattr(theory, name).__doc__ or "").strip() for name in names)
+
+
+def test_what_is_no_number_is_refused():
+    for value in NO_NUMBERS:
+        refused(lambda value=value: largest_step(1.0, value), "delay", "expected")
+        refused(lambda value=value: constants(dd.Quadratic([[0.0], [6.0]]), draws=value), "draws", "expected")
+    refused(lambda: constants(dd.Quadratic([[0.0], [6.0]]), draws=10**12), "draws", "1000000")

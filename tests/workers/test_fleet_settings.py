@@ -7,7 +7,7 @@ import torch
 
 import dualdelay as dd
 from dualdelay.engine.fleet import NOTHING
-from own import Fresh
+from own import NO_NUMBERS, Fresh, refused
 
 POLICY = {field.name for field in fields(dd.FaultPolicy)}
 
@@ -101,3 +101,22 @@ def test_a_simulated_fleet_does_not_evaluate():
     for ask in asks:
         with pytest.raises(AssertionError, match="do not evaluate"):
             ask()
+
+
+LARGE = 10**20  # more than 64 bits
+REFUSED = [
+    *({name: LARGE} for name in ("threads", "server_threads", "room", "restarts", "retries", "minimum", "alarm")),
+    *({name: value} for name in ("cpus", "deadline") for value in NO_NUMBERS if (name, value) != ("deadline", None)),
+    *({"cpus": float("inf")}, {"resend": 1e300}, {"address": 5}, {"absent": 1}, {"absent": ["a"]}, {"control": 3}),
+    *({"resources": value} for value in (5, ["gpu"], [{"gpu": "one"}], [{1: 2}], [{"gpu": -1}])),
+]
+
+
+@pytest.mark.parametrize("settings", REFUSED, ids=lambda settings: " ".join(settings))
+def test_a_setting_that_neither_ray_nor_torch_could_take_is_refused_by_name(settings):
+    kind = dd.FaultPolicy if POLICY & settings.keys() else dd.RayFleet
+    refused(lambda: kind(**settings), *settings, "expected")
+
+
+def test_a_fault_policy_is_a_policy():
+    refused(lambda: dd.RayFleet(faults=3), "faults", "expected")

@@ -1,0 +1,55 @@
+"""Settings that a method cannot work with are refused: by the method, or as soon as the number of workers is known."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+import dualdelay as dd
+from own import refused
+from tables import CASES, LR
+
+A = dd.algorithms
+SETTINGS: list[tuple[Any, str, list[Any]]] = [
+    (dd.DuDe, "wait_for", [0, -1, 1.5, True, 10**5000, "1"]),
+    (dd.FedBuff, "buffer", [0, 1.5]),
+    (A.CA2FL, "buffer", [0]),
+    (A.FADAS, "buffer", [0]),
+    (A.FADAS, "betas", [(0.9, 1.0), (-0.1, 0.9), (0.9,), 0.9]),
+    (A.FADAS, "eps", [0.0]),
+    (A.FADAS, "late", [0]),
+    (A.MaleniaSGD, "gradients", [0, 2.5]),
+    (A.RennalaSGD, "gradients", [0, 2.5]),
+    (A.ACED, "max_delay", [0, -1.0, 0.5, math.nan, "10"]),
+    (A.FedAsync, "alpha", [0.0, 1.5, "1"]),
+    (A.FedAsync, "mixing", ["linear"]),
+    (A.FedAsync, "a", [0.0]),
+    (A.FedAsync, "b", [-1.0]),
+    (A.FedFix, "period", [0.0]),
+    (A.GeneralizedASGD, "probabilities", [[0.5, 0.6], [0.0, 1.0], [], 0.5]),
+    (A.RingmasterASGD, "threshold", [0, math.inf]),
+    (A.SyncBySpeed, "least", [0]),
+    (A.DelayAdaptiveASGD, "delay", ["age"]),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "values"), SETTINGS, ids=[f"{row[0].__name__} {row[1]}" for row in SETTINGS])
+def test_a_setting_that_cannot_work_is_refused_with_its_name(kind: Any, name: str, values: list[Any]) -> None:
+    for value in values:
+        refused(lambda value=value: kind(0.1, **{name: value}), f"{name} is ", "expected")
+
+
+TOO_MANY = {
+    "wait_for": (dd.DuDe(LR, wait_for=4), ("3 workers", "4", "1..3")),
+    "buffer": (dd.FedBuff(LR, buffer=4, wait=True), ("4", "3 workers")),
+    "active": (dd.MIFA(LR, active=4), ("4", "1..3")),
+    "probabilities": (A.GeneralizedASGD(LR, [0.5, 0.5]), ("has 2 entries", "expected 3")),
+}
+
+
+@pytest.mark.parametrize("name", TOO_MANY)
+def test_a_setting_that_does_not_fit_the_number_of_workers_is_refused(name: str) -> None:
+    method, words = TOO_MANY[name]
+    refused(lambda: dd.simulate(method, *CASES["q3"], updates=9), name, *words)
