@@ -16,10 +16,12 @@ torch.set_num_threads(1)  # the tensors are tiny: a second thread would mostly w
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that start Ray run by themselves: two clusters on one machine would find each other.
 
-    Those are the files named after it, what asks for ``ray_here``, and what is marked by hand.
+    Those are the files named after it, what asks for ``ray_here``, and what is marked by hand. Those with clusters of
+    their own come last, because they end the Ray that the others share.
     """
+    items.sort(key=lambda item: item.path.stem == "test_ray_cluster")
     for item in items:
-        if item.path.stem.startswith(("test_ray", "test_security")) or "ray_here" in getattr(item, "fixturenames", ()):
+        if item.path.stem.startswith("test_ray") or "ray_here" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.real)
 
 
@@ -50,6 +52,7 @@ def in_time() -> Iterator[None]:
 def ray_here() -> None:
     """One Ray on loopback for all tests that need one; each run still starts processes of its own."""
     import ray
+    from ray._private.ray_logging import global_worker_stdstream_dispatcher as streams
 
     import real
     from dualdelay.workers.ray_fleet import staying_here
@@ -59,7 +62,8 @@ def ray_here() -> None:
     own_token()
     if not ray.is_initialized():
         with staying_here(True):
-            ray.init("local", include_dashboard=False, num_cpus=64, log_to_driver=False, configure_logging=False)
+            ray.init("local", include_dashboard=False, num_cpus=64, log_to_driver=True, configure_logging=False)
+        streams.remove_handler("ray_print_logs")  # what workers print is kept in a run's folder, and not shown
 
 
 @pytest.fixture

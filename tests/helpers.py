@@ -172,3 +172,17 @@ def audit(run: dd.Run) -> float:
     more than four times as large earlier in a run as they are at its end.
     """
     return rounding(4 * len(run.trace) + 4 * run.problem.workers)
+
+
+def kinds(run: dd.Run, worker: int | None = None) -> list[str]:
+    """The kinds of a run's events besides arrivals, in order: of all workers, or of one."""
+    return [event["kind"] for event in run.trace.events if worker in (None, event["worker"])]
+
+
+def check_replay(run: dd.Run, folder: Any, problem: dd.Problem | None = None, **given: Any) -> dd.Run:
+    """The audit of a run holds, and its record replays to the same bits, with an audit that holds."""
+    again = dd.replay(folder, problem, **given)
+    assert torch.equal(again.x, run.x) and kinds(again) == kinds(run)
+    for one in (run, again):
+        assert one.audit is None or one.audit <= audit(one), one.audit
+    return again

@@ -1,4 +1,4 @@
-"""Problems whose workers misbehave on purpose, in their own process only: a replay computes the same jobs unharmed."""
+"""Problems whose workers fail on purpose, in processes of their own only: a replay computes the same jobs unharmed."""
 
 from __future__ import annotations
 
@@ -12,31 +12,29 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import dualdelay as dd
-from flat import replay
-from helpers import audit
 
 
 @dataclass
 class Trouble:
-    """What happens to worker ``worker`` at its jobs ``draws``: kill, kill soon after, hang, raise, nan or shape."""
+    """What happens once to worker ``worker`` at its job ``draw``: kill, kill soon after, hang, raise, nan or shape."""
 
     kind: str
     worker: int
-    draws: frozenset[int] | range = frozenset()
-    seconds: float = 0.0
-    once: str = ""  # a file that remembers that it has happened
+    draw: int
+    seconds: float = 0.0  # until it happens, or for which it lasts
 
 
 @dataclass(eq=False)
 class Real(dd.Problem):
-    """A quadratic whose gradients take a while, with trouble."""
+    """A quadratic whose gradients take a while, with trouble; its loss is the number of torch's threads."""
 
     centers: list[list[float]]
-    pause: float = 0.0
-    slow: Mapping[int, float] = field(default_factory=dict)
+    seconds: Mapping[int, float] = field(default_factory=dict)  # that a gradient takes, by worker
     troubles: tuple[Trouble, ...] = ()
+    folder: Path = Path()  # where files remember that a process was killed or hung
     noise: float = 0.3
     server: int = field(default_factory=os.getpid)
 
@@ -44,35 +42,33 @@ class Real(dd.Problem):
         self._inner = dd.Quadratic(self.centers, noise=self.noise)
         self.workers, self.seed = self._inner.workers, 0
 
-    def start(self, seed: int) -> torch.Tensor:
+    def start(self, seed: int) -> Tensor:
         return self._inner.start(seed)
 
-    def evaluate(self, x: torch.Tensor) -> dict[str, float]:
+    def evaluate(self, x: Tensor) -> dict[str, float]:
         return self._inner.evaluate(x)
 
     def fingerprint(self) -> str:
         return self._inner.fingerprint()
 
-    def gradient(self, x: torch.Tensor, worker: int, draw: int) -> tuple[torch.Tensor, float]:
-        gradient, loss = self._inner.gradient(x, worker, draw)
+    def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
+        gradient, _ = self._inner.gradient(x, worker, draw)
         for trouble in self.troubles:
-            if trouble.worker == worker and draw in trouble.draws:
+            if (trouble.worker, trouble.draw) == (worker, draw):
                 gradient = self._happens(trouble, gradient)
         if os.getpid() != self.server:
-            time.sleep(self.slow.get(worker, self.pause))
-        return gradient, loss
+            time.sleep(self.seconds.get(worker, 0.0))
+        return gradient, float(torch.get_num_threads())
 
-    def _happens(self, trouble: Trouble, gradient: torch.Tensor) -> torch.Tensor:
+    def _happens(self, trouble: Trouble, gradient: Tensor) -> Tensor:
         if trouble.kind == "nan":
             return gradient * float("nan")
         if trouble.kind == "shape":
             return torch.cat([gradient, gradient])
-        if os.getpid() == self.server:
+        once = self.folder / f"{trouble.kind}-{trouble.worker}-{trouble.draw}"
+        if os.getpid() == self.server or once.exists():
             return gradient
-        if trouble.once:
-            if Path(trouble.once).exists():
-                return gradient
-            Path(trouble.once).touch()
+        once.touch()
         if trouble.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if trouble.kind == "kill soon":
@@ -85,64 +81,52 @@ class Real(dd.Problem):
 
 
 @dataclass
-class Marked:
-    """A shard function that leaves a file where it was called."""
+class Site:
+    """A shard function: site i has 20 (i + 1) samples around 10 i, and leaves a file named after its process."""
 
-    folder: str
+    folder: Path
 
-    def __call__(self, worker: int) -> tuple[torch.Tensor, torch.Tensor]:
-        Path(self.folder, f"shard-{worker}-{os.getpid()}").touch()
-        inputs = torch.randn(50, 4, generator=torch.Generator().manual_seed(worker)) + worker
-        return inputs, (inputs.sum(1) > 4 * worker).long()
+    def __call__(self, worker: int) -> tuple[Tensor, Tensor]:
+        (self.folder / f"shard-{worker}-{os.getpid()}").touch()
+        inputs = torch.randn(20 * (worker + 1), 4, generator=torch.Generator().manual_seed(worker)) + 10 * worker
+        return inputs, (inputs.sum(1) > 40 * worker).long()
+
+
+@dataclass
+class Talking:
+    """A step by which worker 1 prints a line, and in its first process dies of a segmentation fault."""
+
+    folder: Path
+    server: int = field(default_factory=os.getpid)
+
+    def __call__(self, model: torch.nn.Module, batch: Any) -> Tensor:
+        inputs, targets = batch
+        if os.getpid() != self.server and 5 < inputs.mean() < 15:
+            print("a word from the second site", flush=True)
+            if not (self.folder / "died").exists():
+                (self.folder / "died").touch()
+                os.kill(os.getpid(), signal.SIGSEGV)
+        time.sleep(0.0 if os.getpid() == self.server else 0.01)
+        return torch.nn.functional.cross_entropy(model(inputs), targets)
 
 
 def small_net() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
 
 
-def kinds(run: dd.Run, worker: int | None = None) -> list[str]:
-    """The kinds of a run's events, in order."""
-    return [event["kind"] for event in run.trace.events if worker in (None, event["worker"])]
+def until(seen: Callable[[dd.State, dd.Arrival], bool]) -> dict[str, Any]:
+    """Arguments of ``train`` by which a run ends half a second after ``seen`` was true, or as ``time`` in vain."""
+    done = []
 
+    def watch(state: dd.State, arrival: dd.Arrival) -> None:
+        if seen(state, arrival):
+            done.append(arrival)
 
-class Until:
-    """Ends a run once something was seen: pass ``**until`` to train."""
-
-    def __init__(self, seen: Callable[[dd.State, dd.Arrival], bool]) -> None:
-        self._seen, self._done = seen, False
-
-    def _watch(self, state: dd.State, a: dd.Arrival) -> None:
-        self._done = self._done or self._seen(state, a)
-
-    def keys(self) -> list[str]:
-        return ["watch", "metrics", "stop", "evaluate_seconds", "time"]
-
-    def __getitem__(self, name: str) -> Any:
-        stop = dd.EarlyStop("done", target=1.0, larger_is_better=True)
-        given = {"watch": [self._watch], "metrics": {"done": lambda _: self._done}, "stop": stop}
-        return {**given, "evaluate_seconds": 0.5, "time": 120.0}[name]
+    stop = dd.EarlyStop("done", target=1.0, larger_is_better=True)
+    evaluation = dd.Evaluation(seconds=0.5, metrics={"done": lambda model: float(bool(done))}, early_stop=stop)
+    return {"watch": [watch], "evaluation": evaluation, "time": 240.0}
 
 
 def kill(fleet: dd.RayFleet, worker: int) -> None:
     """SIGKILL to a worker's process."""
     os.kill(fleet.control.places[worker][1], signal.SIGKILL)
-
-
-@dataclass(frozen=True)
-class Stubborn(dd.SyncSGD):
-    """Synchronous SGD without a rule for workers that leave."""
-
-    away = ""
-    leave, join = dd.Algorithm.leave, dd.Algorithm.join
-
-
-def check(run: dd.Run, folder: Any, problem: dd.Problem, **given: Any) -> dd.Run:
-    """The audit holds, and the record replays to the same bits."""
-    if run.audit is not None:
-        assert run.audit <= audit(run), run.audit
-    again = replay(folder, problem, **given)
-    assert torch.equal(again.x, run.x)
-    assert kinds(again) == kinds(run)
-    if run.audit is not None:
-        assert again.audit is not None and again.audit <= audit(again)
-    return again

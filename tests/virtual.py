@@ -1,14 +1,18 @@
-"""Real workers on virtual time: the coordinator, the workers and the protocol are the real ones, the transport is one of
-this process whose seconds pass only while somebody waits. Here stand a run of them, one event at a time, and its checks.
+"""Real workers on virtual time: coordinator, workers and protocol are the real ones, the transport is one of this process,
+whose seconds pass only while the coordinator waits. Here are a fleet whose workers die and whose messages are lost, for
+``dd.train``, and a run one event at a time with its checks.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,18 +25,65 @@ from dualdelay.simulation.clocks import RecordedClock
 from dualdelay.simulation.local_fleet import LocalFleet
 from dualdelay.storage.files import decode, encode
 from dualdelay.workers.coordinator import Coordinator
+from dualdelay.workers.messages import EvaluationRequest, JobRequest, Reply
 from dualdelay.workers.records import Memory
-from dualdelay.workers.testing import VirtualFleet
+from dualdelay.workers.testing import LossyTransport, VirtualFleet, VirtualTransport, Weather
+from dualdelay.workers.transport import Transport
 from helpers import rounding
 
 TRIO = [[0.0, 1.0], [6.0, -2.0], [12.0, 4.0]]
 DUDE = partial(dd.DuDe, lr=0.05, memory="workers")
 
 
-def fleet_of(**settings: Any) -> VirtualFleet:
+class MortalTransport(VirtualTransport):
+    """Processes that die when they have computed certain jobs, before they send the reply."""
+
+    def send(self, request: JobRequest | EvaluationRequest, model: Any, held: Tensor | None = None) -> None:
+        fleet, process = self._fleet, self.processes.get(request.worker)
+        assert isinstance(fleet, MortalFleet)
+        if process is not None and isinstance(request, JobRequest) and fleet.dies(request):
+            self._call(process, fleet.job_seconds(request), partial(self.die, request.worker))
+        else:
+            super().send(request, model, held)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MortalFleet(VirtualFleet):
+    """Workers on virtual time whose processes die at certain jobs, and whose messages are lost, repeated or late."""
+
+    dies: Callable[[JobRequest], bool] = lambda request: False
+    weather: Weather | None = None
+    transports: list[MortalTransport] = field(default_factory=list, repr=False, compare=False)
+    """Those of the runs so far."""
+
+    def connect(self, problem: dd.Problem, message: Any, output: Path | None = None) -> Transport:
+        self.transports.append(MortalTransport(self, problem, message))
+        return self.transports[-1] if self.weather is None else LossyTransport(self.transports[-1], self.weather)
+
+
+def fleet_of(**settings: Any) -> MortalFleet:
     """Workers on virtual time; the settings of a ``FaultPolicy`` stand beside those of the fleet."""
     faults = {field.name: settings.pop(field.name) for field in fields(dd.FaultPolicy) if field.name in settings}
-    return VirtualFleet(faults=dd.FaultPolicy(**faults), **settings)
+    return MortalFleet(faults=dd.FaultPolicy(**faults), **settings)
+
+
+class RandomWeather:
+    """Loses, repeats and delays messages in both directions, by a seed; these are shares of them, and seconds."""
+
+    def __init__(
+        self, seed: int, lost: float = 0.0, repeated: float = 0.0, late: float = 0.0, longest: float = 0.3
+    ) -> None:
+        self._random, self._longest = np.random.default_rng(seed), longest
+        self._shares = np.cumsum([lost, repeated, late])
+        self.counts = dict.fromkeys(("lost", "repeated", "late", "requests", "replies"), 0)
+
+    def __call__(self, message: JobRequest | Reply) -> list[float]:
+        self.counts["requests" if isinstance(message, JobRequest) else "replies"] += 1
+        fate = int(np.searchsorted(self._shares, self._random.random(), side="right"))
+        if fate < 3:
+            self.counts[("lost", "repeated", "late")[fate]] += 1
+        delay = float(self._random.uniform(0.0, self._longest))
+        return ([], [0.0, delay], [delay], [0.0])[fate]
 
 
 class VirtualRun:

@@ -163,7 +163,7 @@ def test_a_time_that_cannot_be_is_caught(bench: Bench) -> None:
         assert "silent damage" in bench.kinds("csv", range(3))
 
 
-def _says(text: str, code: int) -> Callable[..., None]:
+def _prints(text: str, code: int) -> Callable[..., None]:
     def main(words: list[str]) -> None:
         print(text, file=sys.stderr)
         sys.exit(code)
@@ -171,22 +171,22 @@ def _says(text: str, code: int) -> Callable[..., None]:
     return main
 
 
-@pytest.mark.parametrize("said, code", [("Traceback (most recent call last):", 1), ("", 3), ("", -11)])
-def test_a_traceback_on_the_shell_or_another_code_is_caught(said: str, code: int, bench: Bench) -> None:
-    with mock.patch("dualdelay.cli.commands.main", _says(said, code)):
+@pytest.mark.parametrize("text, code", [("Traceback (most recent call last):", 1), ("", 3), ("", -11)])
+def test_a_traceback_on_the_shell_or_another_code_is_caught(text: str, code: int, bench: Bench) -> None:
+    with mock.patch("dualdelay.cli.commands.main", _prints(text, code)):
         assert bench.kinds("flags", range(2)) == {"raw traceback"}
-    with mock.patch("dualdelay.cli.commands.main", _says("error: no", 2)):
+    with mock.patch("dualdelay.cli.commands.main", _prints("error: no", 2)):
         assert bench.kinds("flags", range(2)) == set()
 
 
-def _asks_for_ray(*_: Any, **__: Any) -> None:
+def _imports_ray(*_: Any, **__: Any) -> None:
     sys.modules.pop("ray", None)
     with pytest.raises(ImportError):
         importlib.import_module("ray")
 
 
-def test_whoever_asks_for_ray_is_caught(bench: Bench) -> None:
-    with mock.patch.dict(damage.BOUNDED, {"load": _asks_for_ray}):
+def test_a_call_that_imports_ray_is_caught(bench: Bench) -> None:
+    with mock.patch.dict(damage.BOUNDED, {"load": _imports_ray}):
         assert bench.kinds("config", range(3)) == {"joined"}
 
 
@@ -214,8 +214,8 @@ def test_harm_to_healthy_workers_is_caught(event: dict[str, Any], updates: int, 
     run = mock.Mock(trace=mock.Mock(events=[event]), version=updates, audit=audit)
     with pytest.raises(core.Failure, match=kind):
         workers.require_unharmed(run, "it", "freeze")
-    mine = mock.Mock(trace=mock.Mock(events=[{"kind": "left", "worker": workers.VICTIM}]), version=400, audit=0.0)
-    workers.require_unharmed(mine, "it", "freeze")
+    victim = mock.Mock(trace=mock.Mock(events=[{"kind": "left", "worker": workers.VICTIM}]), version=400, audit=0.0)
+    workers.require_unharmed(victim, "it", "freeze")
 
 
 # -------------------------------------------------------------------------------------------------------- the frame itself
@@ -257,12 +257,12 @@ def test_the_command_prints_the_table_and_says_whether_something_failed(
     with pytest.raises(SystemExit) as end:
         torture.main()
     assert end.value.code == code
-    said = capsys.readouterr().out
-    assert said == (tmp_path / "table.txt").read_text()
-    assert said.splitlines()[1].split() == ["csv", "3", "0", "0", "0", "3" if broken else "0", "0", "0", "0"]
+    printed = capsys.readouterr().out
+    assert printed == (tmp_path / "table.txt").read_text()
+    assert printed.splitlines()[1].split() == ["csv", "3", "0", "0", "0", "3" if broken else "0", "0", "0", "0"]
 
 
-def test_a_disk_counts_what_writes_and_fails_where_it_is_told(tmp_path: Path) -> None:
+def test_a_disk_counts_the_calls_that_write_and_fails_at_the_one_chosen(tmp_path: Path) -> None:
     counted = disk.Disk(tmp_path)
     with counted.installed():
         (tmp_path / "a").write_text("hello")

@@ -101,7 +101,7 @@ def test_train_compare_and_resume_write_for_tensorboard(tmp_path, capsys):
 def test_real_workers_train_resume_and_replay_from_the_shell(tmp_path):
     """In a process of its own, whose standard output has one line for each command, whatever Ray prints."""
     run, board = str(tmp_path / "run"), str(tmp_path / "board")
-    flags = ("--problem", "digits[workers=2]", "--fleet", "ray[cpus=0.5,gone=freeze,minimum=2]", "--optimizer", "Adam")
+    flags = ("--problem", "digits[workers=1]", "--fleet", "ray[cpus=0.5,gone=freeze,minimum=1]", "--optimizer", "Adam")
     commands = [
         ("train", "dude[lr=0.05]", *flags, "--updates", "30", "--folder", run, "--json"),
         ("resume", run, "--updates", "40", "--tensorboard", board, "--json"),
@@ -114,7 +114,7 @@ def test_real_workers_train_resume_and_replay_from_the_shell(tmp_path):
     trained, resumed, replayed, again = map(json.loads, done.stdout.splitlines())
     assert "seconds to start" in done.stderr
     fleet = json.loads((tmp_path / "run" / "config.json").read_text())["fleet"]
-    assert (fleet["name"], fleet["cpus"], fleet["gone"], fleet["minimum"]) == ("ray", 0.5, "freeze", 2)
+    assert (fleet["name"], fleet["cpus"], fleet["gone"], fleet["minimum"]) == ("ray", 0.5, "freeze", 1)
     assert [line["updates"] for line in (trained, resumed, replayed, again)] == [30, 40, 40, 40]
     assert replayed["same"]
     assert trained["time"] < resumed["time"] == again["time"], "a finished run is shown again, and no worker is started"

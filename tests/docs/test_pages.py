@@ -46,7 +46,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def pages_with(language: str) -> list[Any]:
-    """The pages that have such blocks; those that start Ray run by themselves."""
+    """The pages that have such blocks; those with real workers are marked so, and share one Ray."""
     texts = {page: "\n".join(blocks(page, language)) for page in PAGES}
     ray = re.compile(r"\bdd\.train\b|RayFleet|--fleet ray")
     compared = [page for page in PAGES if language == "python" and blocks(page, "text")]
@@ -58,9 +58,11 @@ def pages_with(language: str) -> list[Any]:
 
 
 @pytest.fixture
-def folder(inside: Path) -> Iterator[Path]:
+def folder(inside: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     """An empty folder; the table of methods is afterwards what it was."""
     known = dict(dd.ALGORITHMS)
+    if request.node.get_closest_marker("real"):
+        request.getfixturevalue("ray_here")
     yield inside
     dd.ALGORITHMS.clear()
     dd.ALGORITHMS.update(known)

@@ -1,7 +1,6 @@
 """The coordinator of real workers under many orders of events that real processes meet rarely.
 
-Server and workers are the real ones, on virtual time (tests/virtual.py). The same with real processes is in
-test_ray_faults.py.
+Server and workers are the real ones, on virtual time (tests/virtual.py).
 """
 
 import os
@@ -17,12 +16,12 @@ from dualdelay.engine.evaluation import Schedule
 from dualdelay.workers.messages import Reply
 from dualdelay.workers.records import MOVES, Status, WorkerRecord
 from dualdelay.workers.testing import VirtualFleet
-from helpers import rounding
+from helpers import audit, rounding
 from virtual import DUDE, STORMS, TRIO, Rough, VirtualRun, fleet_of
 
 
 @pytest.mark.parametrize("status", Status)
-def test_a_worker_goes_from_state_to_state_as_the_table_says_and_no_other_way(status):
+def test_a_worker_moves_between_states_as_the_table_allows_and_no_other_way(status):
     for following in Status:
         record = WorkerRecord(0, status)
         if following in MOVES[status]:
@@ -45,7 +44,7 @@ def test_in_any_order_of_events_the_sum_the_jobs_and_the_record_are_right(storm,
     def begin(before=None):
         fleet = fleet_of(
             **policy,
-            start_seconds=lambda *who: chance.choice([0.05, 0.05, 0.3, 1.5]) * chance.choices([1, -1], [19, 1])[0],
+            start_seconds=lambda *process: chance.choice([0.05, 0.05, 0.3, 1.5]) * chance.choices([1, -1], [19, 1])[0],
             job_seconds=lambda request: chance.choice([0.005, 0.02, 0.02, 0.1]),
             together=together,
         )
@@ -78,7 +77,7 @@ def test_in_any_order_of_events_the_sum_the_jobs_and_the_record_are_right(storm,
 
 
 @pytest.mark.numeric
-def test_what_a_worker_kept_is_neither_counted_nor_saved_once_it_has_left():
+def test_the_gradient_of_a_worker_that_has_left_is_neither_counted_nor_saved():
     here = VirtualRun(DUDE()).go(60)
     here.control.leave(2)
     while here.kinds != [("left", 2)]:
@@ -92,7 +91,7 @@ def test_what_a_worker_kept_is_neither_counted_nor_saved_once_it_has_left():
     back.check()
 
 
-def test_a_run_that_everybody_has_left_is_resumed_with_everybody():
+def test_a_run_that_all_workers_have_left_is_resumed_with_all():
     here = VirtualRun(DUDE(memory="server"), fleet=fleet_of(restarts=0)).go(50)
     for worker in range(3):
         here.transport.kill(worker, known=0.1 * worker)
@@ -104,53 +103,59 @@ def test_a_run_that_everybody_has_left_is_resumed_with_everybody():
 
 
 @pytest.mark.parametrize("second", [0.05, 3.0])
-def test_an_awaited_worker_that_dies_joins_once_when_its_next_process_is_there(second):
+def test_an_overdue_worker_that_dies_joins_once_when_its_next_process_is_ready(second):
     seconds = {(2, 0): -3.0, (2, 1): second}
-    here = VirtualRun(DUDE(), fleet=fleet_of(patience=1.0, start_seconds=lambda *who: seconds.get(who, 0.05))).go(800)
+    here = VirtualRun(DUDE(), fleet=fleet_of(patience=1.0, start_seconds=lambda *process: seconds.get(process, 0.05))).go(
+        800
+    )
     assert here.kinds == [("left", 2), ("crashed", 2), ("joined", 2)] and here.loop.state.n == 3
     here.check()
 
 
-def test_while_processes_take_long_to_start_it_is_said_whose(caplog):
+def test_a_warning_names_the_workers_whose_processes_take_long_to_start(caplog):
     VirtualRun(DUDE(), fleet=fleet_of(start_seconds=lambda worker, incarnation: 40.0 if worker == 1 else 0.05)).go(20)
-    said = [record.getMessage() for record in caplog.records if "still waiting" in record.getMessage()]
-    assert [text[:10] for text in said] == ["after 15 s", "after 30 s"] and all(
-        "workers [1] to start" in one for one in said
-    )
+    warnings = [record.getMessage() for record in caplog.records if "still waiting" in record.getMessage()]
+    assert [text[:10] for text in warnings] == ["after 15 s", "after 30 s"]
+    assert all("workers [1] to start" in text for text in warnings)
 
 
-def test_who_left_by_a_fault_is_there_when_a_resumed_run_begins():
+def test_a_worker_that_left_by_a_fault_is_present_when_a_resumed_run_begins():
     """Its process is started with the others', and not when they are at work already."""
     here = VirtualRun(DUDE(memory="server"), fleet=fleet_of(restarts=0)).go(50)
     here.transport.kill(1)
     here.go(50)
     assert here.loop.state.n == 2
-    back = VirtualRun(DUDE(memory="server"), before=here, fleet=fleet_of(start_seconds=lambda *who: 5.0)).go(30)
+    back = VirtualRun(DUDE(memory="server"), before=here, fleet=fleet_of(start_seconds=lambda *process: 5.0)).go(30)
     later = back.loop.recorder.trace().worker[len(here.loop.recorder) :].tolist()
     assert back.loop.state.n == 3 and 1 in later[:4], later
 
 
-@pytest.mark.parametrize("first", [0, 1])
-def test_if_nobody_can_compute_a_first_gradient_the_run_ends_at_once(first):
-    class Broken(dd.Quadratic):
-        def gradient(self, x, worker, draw):
-            if worker >= first:
-                raise ValueError(f"no shape fits worker {worker}")
-            return super().gradient(x, worker, draw)
+class Broken(dd.Quadratic):
+    """No gradient can be computed, but by the workers below ``first_broken``."""
 
-    if first == 0:
-        with pytest.raises(
-            dd.RunFailed, match=r"nobody could compute a first gradient; worker \d says: ValueError: no shape"
-        ):
-            VirtualRun(DUDE(), Broken(TRIO)).go(50)
-    else:
-        assert VirtualRun(DUDE(), Broken(TRIO), fleet=fleet_of(retries=1)).go(50).loop.state.n == 1
+    first_broken = 0
+
+    def gradient(self, x, worker, draw):
+        if worker >= self.first_broken:
+            raise ValueError(f"no shape fits worker {worker}")
+        return super().gradient(x, worker, draw)
+
+
+def test_if_no_worker_can_compute_a_first_gradient_the_run_ends_at_once():
+    with pytest.raises(dd.RunFailed, match=r"nobody could compute a first gradient; worker \d says: ValueError: no shape"):
+        VirtualRun(DUDE(), Broken(TRIO)).go(50)
+
+
+def test_if_one_worker_can_compute_a_first_gradient_the_run_goes_on_with_it():
+    problem = Broken(TRIO)
+    problem.first_broken = 1
+    assert VirtualRun(DUDE(), problem, fleet=fleet_of(retries=1)).go(50).loop.state.n == 1
 
 
 @pytest.mark.parametrize(("gone", "kinds"), [("leave", ["left", "joined"]), ("freeze", ["frozen", "thawed"])])
 def test_a_worker_that_comes_late_while_others_still_start_works_like_them(gone, kinds):
     seconds = {(0, 0): 1.3, (1, 0): -0.8, (1, 1): 0.8}
-    fleet = fleet_of(patience=1.0, gone=gone, start_seconds=lambda *who: seconds.get(who, 0.05))
+    fleet = fleet_of(patience=1.0, gone=gone, start_seconds=lambda *process: seconds.get(process, 0.05))
     here = VirtualRun(DUDE(), fleet=fleet).go(200)
     assert here.kinds == [("crashed", 1), *((kind, 0) for kind in kinds)]
     assert min(np.bincount(here.loop.recorder.trace().worker)) > 50
@@ -158,12 +163,12 @@ def test_a_worker_that_comes_late_while_others_still_start_works_like_them(gone,
 
 
 @pytest.mark.parametrize(("seconds", "end", "there"), [(-0.05, "crashed", {0, 1, 2}), (1e9, "left", {0, 2})])
-def test_what_was_lost_at_the_save_is_put_right_although_the_next_process_does_not_start(seconds, end, there):
+def test_a_memory_lost_at_the_save_is_restored_although_the_next_process_does_not_start(seconds, end, there):
     before = VirtualRun(DUDE()).go(60)
     before.transport.kill(1, known=1.0)
 
-    def start(*who):
-        return seconds if who == (1, 0) else 0.05
+    def start(*process):
+        return seconds if process == (1, 0) else 0.05
 
     here = VirtualRun(DUDE(), fleet=fleet_of(patience=1.0, start_seconds=start), before=before).go(300)
     assert here.kinds == [("lost", 1), ("restored", 1), (end, 1)] and set(here.kept) == there
@@ -183,7 +188,7 @@ def test_a_reply_is_computed_again_if_its_worker_dies_before_it_is_taken():
 
 
 class Round(dd.DuDe):
-    """Whoever arrives gives the next worker a job, so that jobs queue."""
+    """The worker whose gradient arrives is not sent the next job, but the worker after it, so that jobs queue."""
 
     def step(self, s, a):
         return [dd.send((order.worker + 1) % s.n) for order in super().step(s, a)]
@@ -193,9 +198,9 @@ def test_the_next_job_in_a_queue_waits_until_the_last_reply_is_taken():
     VirtualRun(Round(lr=0.02, memory="workers", start="zeros"), fleet=fleet_of(together=0.004)).go(200).check()
 
 
-def test_a_frozen_worker_whose_process_never_was_there_has_one_job_when_it_thaws():
+def test_a_frozen_worker_whose_process_never_started_has_one_job_when_it_thaws():
     start = {(2, 0): -3.0}
-    fleet = fleet_of(patience=1.0, restarts=0, gone="freeze", start_seconds=lambda *who: start.get(who, 0.05))
+    fleet = fleet_of(patience=1.0, restarts=0, gone="freeze", start_seconds=lambda *process: start.get(process, 0.05))
     here = VirtualRun(DUDE(start="zeros"), fleet=fleet).go(400)
     assert here.kinds == [("frozen", 2), ("crashed", 2)] and here.records[2].status is Status.FROZEN
     here.control.join(2)
@@ -213,9 +218,9 @@ def test_rejections_that_stopped_a_run_do_not_stop_its_replay(tmp_path):
     assert dd.replay(tmp_path / "run", problem=problem).version == 30
 
 
-def test_a_gradient_that_left_with_its_worker_ages_no_more_in_what_loggers_are_told():
-    told, speeds = [], dd.FixedSpeeds([1.0, 1.0, 1.0])
-    log = [lambda version, values: told.append(values)]
+def test_a_gradient_that_left_with_its_worker_ages_no_more_in_what_is_logged():
+    logged, speeds = [], dd.FixedSpeeds([1.0, 1.0, 1.0])
+    log = [lambda version, values: logged.append(values)]
     end = dd.simulate(
         dd.DuDe(lr=0.05),
         dd.Quadratic(TRIO),
@@ -223,15 +228,15 @@ def test_a_gradient_that_left_with_its_worker_ages_no_more_in_what_loggers_are_t
         updates=200,
         watch=dd.Reporting(log=log),
     )
-    assert told[-1]["tau_max"] == end.delays.tau_max < 10
+    assert logged[-1]["tau_max"] == end.delays.tau_max < 10
 
 
-def test_a_resumed_run_tells_loggers_of_its_own_updates_alone(tmp_path):
-    told, speeds = [], dd.FixedSpeeds([1.0, 1.0, 1.0])
+def test_a_resumed_run_logs_its_own_updates_alone(tmp_path):
+    logged, speeds = [], dd.FixedSpeeds([1.0, 1.0, 1.0])
     dd.simulate(dd.DuDe(lr=0.05), dd.Quadratic(TRIO), speeds, updates=200, folder=tmp_path / "run")
-    dd.resume(tmp_path / "run", updates=201, watch=dd.Reporting(log=[lambda version, values: told.append(values)]))
-    rates, delays = ([told[-1][f"worker/{worker}/{name}"] for worker in range(3)] for name in ("rate", "delay"))
-    assert told[-1]["updates_per_second"] == sum(rates) > 0 and sorted(delays) == [0.0, 0.0, 3.0]
+    dd.resume(tmp_path / "run", updates=201, watch=dd.Reporting(log=[lambda version, values: logged.append(values)]))
+    rates, delays = ([logged[-1][f"worker/{worker}/{name}"] for worker in range(3)] for name in ("rate", "delay"))
+    assert logged[-1]["updates_per_second"] == sum(rates) > 0 and sorted(delays) == [0.0, 0.0, 3.0]
 
 
 class Late(dd.VanillaASGD):
@@ -291,7 +296,7 @@ def test_a_server_that_was_asleep_hears_first_and_judges_afterwards(asleep):
 
 
 @pytest.mark.parametrize("busy", [0.9, 8.0])
-def test_a_server_that_is_busy_for_longer_than_the_deadline_with_every_arrival_loses_nobody(busy):
+def test_a_server_busy_for_longer_than_the_deadline_with_every_arrival_loses_no_worker(busy):
     here = VirtualRun(DUDE(), fleet=fleet_of(deadline=2.0, job_seconds=lambda request: 0.5))
     for _ in range(60):
         here.go(1)
@@ -310,19 +315,19 @@ def test_a_worker_that_does_not_say_what_it_keeps_delays_one_checkpoint_and_no_m
         return {worker: held for worker, held in answer(accepted).items() if worker not in frozen}
 
     here.transport.kept = kept
-    here.transport.processes[1].free = here.transport.time.now + 50.0  # SIGSTOP
+    here.transport.processes[1].free = here.transport.time.now + 5.0  # SIGSTOP
     for _ in range(10):
         saved = here.go(5).loop.save()
         assert saved["fleet"]["lost"] == [1]
     assert asked[0] == [0, 1, 2] and asked[1:] == [[0, 2]] * 9
-    while here.transport.time.now < 60.0:  # SIGCONT: when it has answered, it is asked again
+    while here.transport.time.now < 8.0:  # SIGCONT: when it has answered, it is asked again
         here.go(5)
     frozen.clear()
     assert here.loop.save()["fleet"]["lost"] == [] and asked[-1] == [0, 1, 2]
     here.check()
 
 
-def test_what_a_frozen_worker_keeps_is_mended_when_the_run_goes_on_from_such_a_checkpoint():
+def test_a_memory_missing_in_a_checkpoint_is_restored_when_the_run_goes_on_from_it():
     here = VirtualRun(DUDE()).go(30)
     answer = here.transport.kept
     here.transport.kept = lambda accepted: {worker: held for worker, held in answer(accepted).items() if worker != 1}
@@ -364,7 +369,7 @@ def test_a_reply_that_is_none_counts_as_a_job_that_failed(wrong):
     assert len(failed) > 5 and all("BadReply" in event["text"] for event in failed)
 
 
-def test_a_reply_from_nobody_is_dropped():
+def test_a_reply_from_an_unknown_worker_is_dropped():
     here = VirtualRun(DUDE()).go(10)
     take = here.transport.receive
 
@@ -388,6 +393,8 @@ def trained_fleet(**settings):
 
 
 def interrupt_at(version):
+    """An interrupt at this version."""
+
     def watch(state, arrival):
         if state.version == version:
             raise KeyboardInterrupt
@@ -409,7 +416,7 @@ def test_a_real_run_that_goes_on_from_an_older_checkpoint_keeps_nothing_of_its_f
     kept = dd.load(folder)
     assert (kept.ended, kept.version) == ("interrupted", at)
     ended = dd.resume(folder, fleet=fleet, watch=SILENT)
-    assert ended.version == 120 and ended.audit < 1e-12
+    assert ended.version == 120 and ended.audit <= audit(ended)
     assert dd.replay(folder, watch=SILENT).same_bits
 
 
@@ -431,10 +438,10 @@ def test_a_fleet_that_no_name_can_build_is_given_again(tmp_path):
         dd.resume(folder, updates=20)
 
 
-def test_an_interrupt_while_workers_start_says_what_it_means(tmp_path):
+def test_an_interrupt_while_workers_start_is_explained(tmp_path):
     problem, folder = dd.Quadratic(TRIO, noise=0.3), tmp_path / "run"
 
-    def interrupted(*who):
+    def interrupted(*process):
         os.kill(os.getpid(), signal.SIGTERM)  # as Ctrl-C, also while they start
         return 0.05
 

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
 from dualdelay.engine.evaluation import Schedule, default_schedule
-from helpers import ROUNDED
+from helpers import ROUNDED, rounding
 from own import mlp, shards
 from virtual import VirtualRun, fleet_of
 
@@ -74,7 +74,7 @@ def test_by_default_evaluation_takes_a_tenth_of_any_worker_s_time_and_the_slow_o
     assert jobs(bare)[3] == 100
     assert jobs(default)[3] >= 88  # the start is evaluated before anything else, and then a tenth
     assert all(one >= 0.88 * other for one, other in zip(jobs(default), jobs(bare), strict=True))
-    assert jobs(whole)[3] < 30  # what everybody is asked at once is still dear, and so it is left out more often
+    assert jobs(whole)[3] < 30  # what all are asked at once is still dear, and so it is left out more often
     for record in default.records:
         assert record.evaluation_seconds <= 0.1 * default.loop.now + record.last_evaluation_seconds
     rows = default.loop.rows
@@ -106,6 +106,7 @@ def test_a_gradient_goes_before_an_evaluation_and_at_most_one_is_pending() -> No
     assert len(here.loop.rows) >= 3
 
 
+@pytest.mark.numeric
 def test_the_sample_is_the_same_each_time_and_the_last_evaluation_is_of_all_data_in_pieces() -> None:
     problem = network(dd.Batches(4, evaluation_size=1000), metrics={"top": lambda model, batch: model(batch[0]).max()})
     here = until(begin(DEFAULT, problem), 60.0)
@@ -143,35 +144,36 @@ def test_a_worker_that_dies_in_the_last_evaluation_begins_it_anew_and_one_that_s
         assert here.loop.rows[-1]["answered"] == answered
 
 
-def test_an_evaluation_that_nobody_answers_in_time_ends_with_those_who_do() -> None:
+def test_an_evaluation_ends_without_the_worker_that_does_not_answer_in_time() -> None:
     fleet = fleet_of(deadline=5.0, evaluation_seconds=lambda request: 1e9 if request.worker == 2 else 0.01)
     here = until(VirtualRun(dd.VanillaASGD(lr=0.05), network(), fleet, Schedule(updates=20)), 8.0)
     assert ("left", 2) in here.kinds and here.loop.rows[-1]["answered"] == 3.0
     assert any("no answer in 5 s to an evaluation" in event["text"] for event in here.loop.recorder.events)
 
 
-def test_workers_count_by_samples_that_they_alone_can_count() -> None:
+def built_at_workers(**options: Any) -> dd.Network:
+    """The same network with shards that each worker builds itself."""
     data = network()._shards.kept
-    built = dd.Network(mlp(), cross_entropy, lambda worker: data[worker].pair, 4, workers=4, weights="samples")
-    here = VirtualRun(dd.DuDe(lr=0.05, memory="workers"), built, schedule=Schedule(updates=10)).go(120)
-    assert here.kinds[0] == ("weighed", -1) and built.unit == sum(SIZES) / 4
+    return dd.Network(mlp(), cross_entropy, lambda worker: data[worker].pair, 4, **options)
+
+
+@pytest.mark.numeric
+def test_workers_are_weighted_by_samples_that_they_alone_can_count() -> None:
+    problem = built_at_workers(workers=4, weights="samples")
+    here = VirtualRun(dd.DuDe(lr=0.05, memory="workers"), problem, schedule=Schedule(updates=10)).go(120)
+    assert here.kinds[0] == ("weighed", -1) and problem.unit == sum(SIZES) / 4
     here.check_replay()
-    given = network(weights="samples")
-    assert here.loop.rows[-1]["objective"] == pytest.approx(here.loop.rows[-1]["pooled_loss"], rel=1e-12)
-    again = VirtualRun(dd.DuDe(lr=0.05, memory="workers"), fresh(data), before=here).go(60)
-    assert again.loop.problem.unit == sum(SIZES) / 4
+    last = here.loop.rows[-1]  # both are the mean over all samples, of four workers' means
+    assert last["objective"] == pytest.approx(last["pooled_loss"], rel=rounding(32))
+    new = built_at_workers(workers=4, weights="samples")
+    again = VirtualRun(dd.DuDe(lr=0.05, memory="workers"), new, before=here).go(60)
+    assert new.unit == sum(SIZES) / 4
     again.check_replay()
-    assert given.scales == built.scales
+    assert network(weights="samples").scales == problem.scales
 
 
-def fresh(data: Any) -> dd.Network:
-    return dd.Network(mlp(), cross_entropy, lambda worker: data[worker].pair, 4, workers=4, weights="samples")
-
-
-def test_a_worker_that_nobody_counted_may_join() -> None:
-    data = network()._shards.kept
-    problem = dd.Network(mlp(), cross_entropy, lambda worker: data[worker].pair, 4, workers=2)
-    schedule = Schedule(updates=10)
+def test_workers_not_counted_at_the_start_may_join() -> None:
+    problem, schedule = built_at_workers(workers=2), Schedule(updates=10)
     here = VirtualRun(dd.DuDe(lr=0.05), problem.extended(4), fleet_of(room=2), schedule).go(40)
     assert here.loop.state.n == 2 and jobs(here)[2:] == [0, 0]
     assert here.control.join() == 2
@@ -192,7 +194,7 @@ def test_a_worker_that_nobody_counted_may_join() -> None:
         dd.Quadratic([[0.0], [1.0]]).extended(3)
 
 
-def test_a_site_that_sends_nan_leaves_if_that_was_said() -> None:
+def test_a_worker_that_sends_nan_leaves_if_the_server_is_set_so() -> None:
     class Spoilt(dd.Quadratic):
         def gradient(self, x: Any, worker: int, draw: int) -> Any:
             gradient, loss = super().gradient(x, worker, draw)
@@ -230,7 +232,7 @@ def test_where_not_even_ten_evaluations_fit_they_are_on_a_sample() -> None:
     assert default_schedule(problem, 10**6, None, 10**6).samples is None
 
 
-def test_costs_are_told_from_sizes_and_not_by_timing() -> None:
+def test_costs_follow_from_sizes_and_not_from_timing() -> None:
     problem = network()
     assert problem.costs() == network().costs()
     one, whole = problem.costs()
@@ -240,7 +242,8 @@ def test_costs_are_told_from_sizes_and_not_by_timing() -> None:
     assert dd.LocalSteps(problem, 5, 0.1).costs() == (5 * one, whole)
 
 
-def test_workers_evaluated_in_one_call_are_what_they_are_alone() -> None:
+@pytest.mark.numeric
+def test_workers_evaluated_in_one_call_have_the_losses_that_they_have_alone() -> None:
     problem = network()
     x = problem.start(0)
     _, parts = problem.assess(x)

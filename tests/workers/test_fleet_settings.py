@@ -1,44 +1,39 @@
-"""What a user can say wrongly about real workers is refused before a process is started."""
-
-from dataclasses import fields
+"""Wrong settings of real workers are refused before a process is started."""
 
 import pytest
 import torch
 
 import dualdelay as dd
 from dualdelay.engine.fleet import NOTHING
+from dualdelay.simulation.clocks import VirtualClock
+from dualdelay.simulation.local_fleet import LocalFleet
 from own import NO_NUMBERS, Fresh, refused
-
-POLICY = {field.name for field in fields(dd.FaultPolicy)}
-
-
-def policy(settings):
-    return dd.FaultPolicy(**{name: value for name, value in settings.items() if name in POLICY})
-
 
 TRIO = dd.Quadratic([[0.0], [6.0], [12.0]])
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("kind", "settings", "message"),
     [
-        ({"threads": 0}, "threads is 0"),
-        ({"server_threads": 0}, "server_threads is 0"),
-        ({"restarts": -1}, "restarts is -1"),
-        ({"retries": 1.5}, "retries is 1.5"),
-        ({"minimum": 0}, "minimum is 0"),
-        ({"deadline": 0.0}, "deadline is 0.0"),
-        ({"patience": -1.0}, "patience is -1.0"),
-        ({"resend": 0.0}, "resend is 0.0"),
-        ({"cpus": -1.0}, "cpus is -1.0; expected zero or more processors"),
-        ({"gpus": float("nan")}, "gpus is nan; expected zero or more"),
-        ({"gone": "stay"}, "gone is 'stay'"),
-        ({"alarm": 0}, "alarm is 0"),
+        (dd.RayFleet, {"threads": 0}, "threads is 0"),
+        (dd.RayFleet, {"server_threads": 0}, "server_threads is 0"),
+        (dd.RayFleet, {"cpus": -1.0}, "cpus is -1.0; expected zero or more processors"),
+        (dd.RayFleet, {"gpus": float("nan")}, "gpus is nan; expected zero or more"),
+        (dd.RayFleet, {"faults": {"restarts": 10}}, r"faults is \{'restarts': 10\}; expected a dd.FaultPolicy"),
+        (dd.RayFleet, {"resources": [["site"]]}, r"resources\[0\] is \['site'\]; expected how much of what by name"),
+        (dd.FaultPolicy, {"restarts": -1}, "restarts is -1"),
+        (dd.FaultPolicy, {"retries": 1.5}, "retries is 1.5"),
+        (dd.FaultPolicy, {"minimum": 0}, "minimum is 0"),
+        (dd.FaultPolicy, {"deadline": 0.0}, "deadline is 0.0"),
+        (dd.FaultPolicy, {"patience": -1.0}, "patience is -1.0"),
+        (dd.FaultPolicy, {"resend": 0.0}, "resend is 0.0"),
+        (dd.FaultPolicy, {"gone": "stay"}, "gone is 'stay'"),
+        (dd.FaultPolicy, {"alarm": 0}, "alarm is 0"),
     ],
 )
-def test_a_setting_that_cannot_be_is_refused(settings, message):
+def test_an_impossible_setting_is_refused(kind, settings, message):
     with pytest.raises(dd.BadInput, match=message):
-        dd.RayFleet(**{name: value for name, value in settings.items() if name not in POLICY}, faults=policy(settings))
+        kind(**settings)
 
 
 @pytest.mark.parametrize(
@@ -46,13 +41,12 @@ def test_a_setting_that_cannot_be_is_refused(settings, message):
     [
         ({"resources": [{"site": 1.0}]}, "resources are given for 1 workers; expected 3"),
         ({"absent": [3]}, r"absent has \[3\]; expected workers in 0\.\.2"),
-        ({"minimum": 3, "absent": [0]}, "minimum is 3, but 2 workers are there at the start"),
+        ({"faults": dd.FaultPolicy(minimum=3), "absent": [0]}, "minimum is 3, but 2 workers are there at the start"),
     ],
 )
 def test_a_fleet_that_does_not_fit_its_problem_is_refused(settings, message):
     with pytest.raises(dd.BadInput, match=message):
-        own = {name: value for name, value in settings.items() if name not in POLICY}
-        dd.train(dd.DuDe(lr=0.1), TRIO, dd.RayFleet(**own, faults=policy(settings)), updates=1)
+        dd.train(dd.DuDe(lr=0.1), TRIO, dd.RayFleet(**settings), updates=1)
 
 
 def test_a_method_that_would_wait_for_an_absent_worker_is_refused():
@@ -83,14 +77,11 @@ def test_a_simulation_is_not_resumed_with_real_workers(tmp_path):
 
 
 def test_something_else_than_a_fleet_is_refused():
-    with pytest.raises(dd.BadInput, match="fleet"):
+    with pytest.raises(dd.BadInput, match=r"fleet is FixedSpeeds.*; expected a dd\.WorkerFleet, such as dd\.RayFleet\(\)"):
         dd.train(dd.DuDe(lr=0.1), TRIO, dd.FixedSpeeds([1.0, 2.0, 3.0]), updates=1)
 
 
 def test_a_simulated_fleet_does_not_evaluate():
-    from dualdelay.simulation.clocks import VirtualClock
-    from dualdelay.simulation.local_fleet import LocalFleet
-
     fleet = LocalFleet(TRIO, VirtualClock(dd.FixedSpeeds([1.0, 2.0, 3.0])), dd.DuDe(lr=0.1).message)
     assert not fleet.evaluates and not fleet.wait_for_evaluations() and not fleet.has_evaluation
     asks = (
@@ -114,7 +105,7 @@ REFUSED = [
 
 @pytest.mark.parametrize("settings", REFUSED, ids=lambda settings: " ".join(settings))
 def test_a_setting_that_neither_ray_nor_torch_could_take_is_refused_by_name(settings):
-    kind = dd.FaultPolicy if POLICY & settings.keys() else dd.RayFleet
+    kind = dd.FaultPolicy if settings.keys() <= dd.FaultPolicy.__dataclass_fields__.keys() else dd.RayFleet
     refused(lambda: kind(**settings), *settings, "expected")
 
 

@@ -15,8 +15,10 @@ FAR = "192.0.2.1:6379"  # an address that is nobody's: nothing is sent there
 
 @pytest.fixture
 def nothing_set(monkeypatch, tmp_path):
+    """No token, no TLS and an empty home folder; also what ``own_token`` sets is gone afterwards."""
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_USE_TLS"):
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # so that it is restored, even where it was not set
+        monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     return monkeypatch
 
@@ -48,7 +50,7 @@ def test_an_unauthenticated_cluster_elsewhere_is_refused(nothing_set):
         dd.train(dd.DuDe(lr=0.1), problem, dd.RayFleet(host="192.0.2.1"), updates=1)
 
 
-def test_a_token_a_certificate_or_the_users_word_let_it_pass(nothing_set, tmp_path):
+def test_a_token_a_certificate_or_the_word_insecure_lets_it_pass(nothing_set, tmp_path):
     require_secure(FAR, insecure=True)
     require_secure("127.0.0.1:6379", insecure=False)
     assert not authenticates()
@@ -84,14 +86,14 @@ def test_a_program_connected_elsewhere_says_so(ray_here):
 
 
 def test_nothing_of_a_ray_started_here_listens_beyond_loopback(ray_here):
-    """Also while a run's workers are up."""
+    """Also while a run's worker is up."""
     found = []
 
     def look(state, a):
         if not found:
             found.extend(listening(family()))
 
-    dd.train(dd.VanillaASGD(lr=0.1), dd.Quadratic([[0.0], [1.0]]), dd.RayFleet(), updates=20, watch=[look])
+    dd.train(dd.VanillaASGD(lr=0.1), dd.Quadratic([[0.0]]), dd.RayFleet(), updates=20, watch=[look])
     assert len(found) >= 5
     assert [entry for entry in found if not entry[1].is_loopback] == []
 
