@@ -25,9 +25,7 @@ class Kernels(TorchFunctionMode):
         self._precision = precision
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Take over what the kernels can do."""
-        kwargs = kwargs or {}
-        result = None
+        kwargs, result = kwargs or {}, None
         if func is functional.conv2d and not kwargs and len(args) == 7:
             result = self._convolved(*args)
         elif func is functional.max_pool2d and args:
@@ -41,20 +39,16 @@ class Kernels(TorchFunctionMode):
         if not plain or weight.dtype != torch.float32:
             return None
         dot = _DOTS[self._precision] if len(weight) >= _WIDE else "fma"
-        parts = [None if part is None else part[None] for part in (x, weight, bias)]  # a stack of one model
         if self._precision == "bfloat16":
-            parts = [None if part is None else part.bfloat16() for part in parts]
-        convolve: Any = conv2d
-        result: Tensor = convolve(*parts, _pair(stride), _pair(padding), dot)[0]
-        return result
+            x, weight, bias = x.bfloat16(), weight.bfloat16(), None if bias is None else bias.bfloat16()
+        stack = x[None], weight[None], None if bias is None else bias[None]  # of one model
+        return conv2d(*stack, _pair(stride), _pair(padding), dot)[0]
 
     def _pooled(
         self, x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, **rest: Any
     ) -> Tensor | None:
         size = _pair(kernel_size)
-        plain = _pair(padding) == (0, 0) and _pair(dilation) == (1, 1) and not any(rest.values()) and x.ndim == 4
-        if plain and (x.shape[-2] < size[0] or x.shape[-1] < size[1]):
-            return None  # torch says what is wrong
-        if not plain or (stride is not None and _pair(stride) != size) or size[0] * size[1] > 255:
-            return None
-        return max_pool2d(x, size)
+        plain = _pair(padding) == (0, 0) and _pair(dilation) == (1, 1) and not any(rest.values())
+        apart = (stride is None or _pair(stride) == size) and size[0] * size[1] <= 255
+        fits = x.ndim == 4 and x.shape[-2] >= size[0] and x.shape[-1] >= size[1]  # otherwise torch says what is wrong
+        return max_pool2d(x, size) if plain and apart and fits else None

@@ -32,16 +32,14 @@ def without_batchnorm(module: nn.Module, groups: int = 32) -> nn.Module:
 
     Scale and shift are taken over; the statistics are not, so a trained model needs to be trained on.
     """
-    converted = copy.deepcopy(module)
-    if isinstance(converted, _BatchNorm):
-        return _group_norm(converted, groups)
+    parents = nn.Sequential(copy.deepcopy(module))  # so that a model that is nothing but a BatchNorm has one
     replaced: dict[_BatchNorm, nn.GroupNorm] = {}  # a layer that stands in two places stays one
-    for parent in list(converted.modules()):
+    for parent in list(parents.modules()):
         for name, child in parent._modules.items():
             if isinstance(child, _BatchNorm):
                 replaced[child] = replaced.get(child) or _group_norm(child, groups)
                 setattr(parent, name, replaced[child])
-    return converted
+    return parents[0]
 
 
 def _group_norm(norm: _BatchNorm, groups: int) -> nn.GroupNorm:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import Subset, TensorDataset, default_collate
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ..core import Samples
 from ..core.draws import Draws
 from ..core.errors import BadInput, plain_number, require_several, require_workers, shown
 from .generators import seeded
@@ -123,12 +124,9 @@ class Shard:
         self._derive()
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**self.__dict__, "pair": None}
-        if self.rows is not None:  # other workers' rows stay where they are
-            return state | {"columns": _mapped(lambda column: column[self.rows], self.columns), "rows": None}
-        if self.columns is not None:  # a pickled view would bring along all the data that it is a view of
-            state["columns"] = _mapped(_without_base, self.columns)
-        return state
+        """Other workers' rows stay where they are, also those that a pickled view would bring along."""
+        own = _without_base if self.rows is None else (lambda column: column[self.rows])
+        return {**self.__dict__, "columns": _mapped(own, self.columns), "rows": None, "pair": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -172,11 +170,13 @@ class Shard:
         rows = rows.to(self._device)
         return self._changed(rows=rows if self.rows is None else self.rows[rows], size=len(rows))
 
-    def sampled(self, count: int, place: int) -> Shard:
-        """So many samples, the same each time at the same place, in their order; all if there are no more."""
-        if count >= self.size:
+    def chosen(self, samples: Samples, place: int) -> Shard:
+        """The samples that are asked for, in their order; so many of them are the same each time at the same place."""
+        if isinstance(samples, tuple):
+            return self.some(torch.arange(samples[0], min(samples[1], self.size)))
+        if samples is None or samples >= self.size:
             return self
-        return self.some(torch.from_numpy(Draws(0, "evaluation").permutation(self.size, place)[:count]).sort().values)
+        return self.some(torch.from_numpy(Draws(0, "evaluation").permutation(self.size, place)[:samples]).sort().values)
 
     def batch(self, rows: Tensor) -> Any:
         """These samples as one batch."""
@@ -185,9 +185,7 @@ class Shard:
             return self._collated(list(many(rows.tolist())) if many else [self._dataset[row] for row in rows.tolist()])
         if self._device != _CPU:
             rows = rows.to(self._device)
-        return self._picked(rows if self.rows is None else self.rows[rows])
-
-    def _picked(self, rows: Tensor) -> Any:
+        rows = rows if self.rows is None else self.rows[rows]
         if self._collate is not None:
             return self._collated([_mapped(partial(torch.select, dim=0, index=row), self.columns) for row in rows.tolist()])
         if self.pair is not None:
@@ -219,12 +217,10 @@ class Shard:
         size = size or (1024 if self._device in (None, _CPU) else 16_384)
         for start in range(0, self.size, size):
             count = min(size, self.size - start)
-            if self.runs_user_code:
+            if self.runs_user_code or self.rows is not None:
                 yield count, self.batch(torch.arange(start, start + count))
-            elif self.rows is None:
-                yield count, _mapped(partial(torch.narrow, dim=0, start=start, length=count), self.columns)
             else:
-                yield count, self._picked(self.rows[start : start + count])
+                yield count, _mapped(partial(torch.narrow, dim=0, start=start, length=count), self.columns)
 
     def digest(self, into: Any) -> None:
         """Add the data to a hash; of a dataset its length and three samples."""
@@ -347,13 +343,11 @@ class Shards:
                     groups.append([])
                 if fits:
                     groups[-1].append(worker)
-            batches: list[tuple[list[int], Tensor, Tensor]] = []
-            for workers in groups:
-                if len(workers) > 1:
-                    parts = [shards[k].batch(torch.arange(shards[k].size)) for k in workers]
-                    inputs, targets = (torch.cat([part[side] for part in parts]) for side in (0, 1))
-                    batches.append((workers, inputs, targets))
-            self._merged = (key, batches)
+            self._merged = (key, [])
+            for workers in (group for group in groups if len(group) > 1):
+                pairs = [shards[k].batch(torch.arange(shards[k].size)) for k in workers]
+                inputs, targets = map(torch.cat, zip(*pairs, strict=True))
+                self._merged[1].append((workers, inputs, targets))
         return self._merged[1]
 
     def digest(self, into: Any) -> None:
@@ -375,11 +369,6 @@ class TestData:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_shard": None if self._function is not None else self._shard}
-
-    @property
-    def absent(self) -> bool:
-        """Whether there are no such data."""
-        return self._shard is None and self._function is None
 
     @property
     def runs_user_code(self) -> bool:
@@ -407,7 +396,7 @@ class TestData:
             self._shard = built if self.device is None else built.on(self.device)
         if self._shard is None:
             return math.nan
-        shard = self._shard.sampled(max(256, round(share * self.size)), -1) if share < 1 else self._shard
+        shard = self._shard.chosen(max(256, round(share * self.size)) if share < 1 else None, -1)
         correct = []
         for _, batch in shard.pieces():
             if not isinstance(batch, (tuple, list)) or len(batch) != 2:

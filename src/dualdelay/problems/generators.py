@@ -38,25 +38,21 @@ def seeded(key: int) -> Iterator[None]:
             random.setstate(python_before)
 
 
+def _states() -> dict[str, Any]:
+    """What the global generators go on from, each in a form that can be compared."""
+    torch_state, numpy_state = torch.get_rng_state().tolist(), str(np.random.get_state(legacy=False))
+    return {"torch": torch_state, "numpy": numpy_state, "random": random.getstate()}
+
+
 @contextmanager
 def watched_generators() -> Iterator[list[str]]:
     """Leave the global generators as they were, and name those that were drawn from in between."""
     drew: list[str] = []
-    with _lock:
-        torch_before, numpy_before, python_before = (
-            torch.get_rng_state(),
-            np.random.get_state(legacy=False),
-            random.getstate(),
-        )
+    with _lock, torch.random.fork_rng(devices=[]):
+        before, numpy_before = _states(), np.random.get_state()
         try:
             yield drew
         finally:
-            if not torch.equal(torch_before, torch.get_rng_state()):
-                drew.append("torch")
-            if str(numpy_before) != str(np.random.get_state(legacy=False)):
-                drew.append("numpy")
-            if python_before != random.getstate():
-                drew.append("random")
-            torch.set_rng_state(torch_before)
+            drew += [name for name, state in _states().items() if state != before[name]]
             np.random.set_state(numpy_before)
-            random.setstate(python_before)
+            random.setstate(before["random"])

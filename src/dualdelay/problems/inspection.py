@@ -88,7 +88,6 @@ class _Counter(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Do it and count."""
         result = func(*args, **(kwargs or {}))
         name = func._overloadpacket.__name__
         if name in _PRODUCTS:

@@ -42,10 +42,8 @@ def _checked(shards: Sequence[Any]) -> list[tuple[Any, Any]]:
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise BadInput(f"shards[{worker}] is no pair (features, labels) of numbers ({reason}).") from None
         if list(map(len, shapes)) != [2, 1]:
-            raise BadInput(
-                f"shards[{worker}] has features and labels of shapes {shapes[0]} and {shapes[1]}; expected a row of "
-                "features and a label for each sample."
-            )
+            what = f"shards[{worker}] has features and labels of shapes {shapes[0]} and {shapes[1]}"
+            raise BadInput(f"{what}; expected a row of features and a label for each sample.")
         pairs.append((features, labels))
     return pairs
 

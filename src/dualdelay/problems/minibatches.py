@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..core.draws import Draws
 from ..core.errors import BadInput, plain_number, require_room, require_several, require_whole
+from ..core.settings import check_settings, whole
 
 Collate = Callable[[list[Any]], Any]
 
@@ -33,14 +34,12 @@ class Batches:
     generators of torch, numpy and Python are then seeded by the job's name around each gradient. Runs in several threads
     take turns with them; they belong to the process, so while such a run computes in one thread, code of your own in
     another should not draw from them."""
-    evaluation_size: int | None = None
+    evaluation_size: int | None = whole(None)
     """Samples in one call of an evaluation; None: 1,024, or 16,384 on a GPU. A metric that is no mean over batches, such as
     an AUC, needs so many that all held-out data are in one."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "evaluation_size", plain_number(self.evaluation_size))
-        if self.evaluation_size is not None:
-            require_whole("evaluation_size", self.evaluation_size, 1)
+        check_settings(self)
 
 
 class Minibatches:
@@ -75,12 +74,9 @@ class Minibatches:
 
     def require_enough(self, worker: int, samples: int, name: str) -> None:
         """Refuse data with too few samples for a minibatch without replacement."""
-        size = self.sizes[worker]
-        if size > samples and not self._replacement:
-            raise BadInput(
-                f"{name} has {samples} samples, fewer than its batch of {size}, and replacement=False; "
-                "take a smaller batch or draw with replacement."
-            )
+        if (size := self.sizes[worker]) > samples and not self._replacement:
+            what = f"{name} has {samples} samples, fewer than its batch of {size}, and replacement=False"
+            raise BadInput(f"{what}; take a smaller batch or draw with replacement.")
 
     def extended(self, workers: int) -> Minibatches:
         """Minibatches for more workers, each new worker's as large as the last one's."""

@@ -15,16 +15,7 @@ from ..core import Problem, Samples
 from ..core.batched_gradients import BatchedGradients, OneAtATime
 from ..core.devices import lower
 from ..core.draws import Draws
-from ..core.errors import (
-    BadInput,
-    DualDelayError,
-    plain_number,
-    require_one_of,
-    require_positive,
-    require_several,
-    shortened,
-    shown,
-)
+from ..core.errors import BadInput, DualDelayError, plain_number, require_one_of, require_positive, require_several, shown
 from .batchnorm import refuse_batchnorm
 from .data import Shard, Shards, TestData, digest, name_of, objectives, on_device
 from .flat_module import FlatModule, bits, flat_weights
@@ -40,17 +31,8 @@ Weighting = Literal["equal", "samples"]
 MeanLoss = tuple[Tensor | float, Tensor | None]  # and its gradient, if it was computed
 
 _COLUMNS = {
-    "time",
-    "version",
-    "worker",
-    "loss",
-    "samples",
-    "objective",
-    "pooled_loss",
-    "gradient_norm",
-    "answered",
-    "share",
-}
+    "time", "version", "worker", "loss", "samples", "objective", "pooled_loss", "gradient_norm", "answered", "share",
+}  # fmt: skip
 _MERGED = 2048  # samples of several workers that are evaluated in one call
 _CALL, _FLOPS = 2e-4, 3e10  # seconds that a call takes whatever its size, and operations in a second: rules of thumb
 
@@ -108,7 +90,9 @@ class Network(Problem):
         batches = batch_size if isinstance(batch_size, Batches) else Batches(batch_size)
         self._shards, self._test_data = Shards(shards, workers, batches.collate_fn), TestData(test)
         self.workers = self._shards.workers
-        self._held_out = None if held_out is None else Shards(held_out, self.workers, batches.collate_fn, "held_out")
+        self._has_held_out = held_out is not None
+        held_out = [None] * self.workers if held_out is None else held_out
+        self._held_out = Shards(held_out, self.workers, batches.collate_fn, "held_out")
         self.seed, self.own_seed = seed or 0, seed is not None
         self._options = (batches.size, batches.replacement, weights)
         self.minibatches = Minibatches(self.workers, batches.size, self.seed, batches.replacement)
@@ -120,7 +104,7 @@ class Network(Problem):
         self._stochastic, self._evaluation_size = batches.stochastic, batches.evaluation_size
         self._metrics = dict(metrics or {})
         self._failed: set[tuple[int, str]] = set()  # workers and metrics that raised there, and are not called again
-        held_out_loss = ("held_out_loss",) if self._held_out is not None else ()
+        held_out_loss = ("held_out_loss",) if self._has_held_out else ()
         self.metric_names = (*held_out_loss, *(name for name in self._metrics if name != "accuracy"))
         self.accuracy_at_workers = "accuracy" in self._metrics
         self._require_names(test)
@@ -164,9 +148,8 @@ class Network(Problem):
             raise BadInput(f"metrics has {what}; choose other names.")
         for name, metric in self._metrics.items():
             if not isinstance(name, str) or not callable(metric):
-                raise BadInput(
-                    f"metrics has {shown(name)}: {shown(metric)}; expected a name and a function of the module and a batch."
-                )
+                what = f"{shown(name)}: {shown(metric)}"
+                raise BadInput(f"metrics has {what}; expected a name and a function of the module and a batch.")
 
     # --- the first use of a model and of data ---
 
@@ -275,12 +258,9 @@ class Network(Problem):
                     "step=lambda model, batch: ... instead of a loss for batches of another structure."
                 )
             loss = self.loss(module(batch[0]), batch[1])
-        if not isinstance(loss, Tensor):
-            raise BadInput(
-                f"the loss is a {type(loss).__name__}; expected a tensor of one number, the mean over the batch."
-            )
-        if loss.numel() != 1:
-            raise BadInput(f"the loss has shape {tuple(loss.shape)}; expected one number, the mean over the minibatch.")
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            what = f"has shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"is a {type(loss).__name__}"
+            raise BadInput(f"the loss {what}; expected a tensor of one number, the mean over the minibatch.")
         return loss
 
     def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
@@ -324,12 +304,6 @@ class Network(Problem):
 
     # --- evaluation ---
 
-    def _chosen(self, shard: Shard, worker: int, samples: Samples) -> Shard:
-        """The samples of a worker's shard that are asked for."""
-        if isinstance(samples, tuple):
-            return shard.some(torch.arange(samples[0], min(samples[1], shard.size)))
-        return shard if samples is None else shard.sampled(samples, worker)
-
     def _mean_loss(self, shard: Shard, worker: int, gradient: bool) -> MeanLoss:
         """The mean loss over a shard's samples, and its gradient if wanted, in float64 and still on the device."""
         loss = torch.zeros((), dtype=torch.float64, device=self._initial.device)
@@ -366,7 +340,7 @@ class Network(Problem):
     def _measured(self, worker: int, samples: Samples, merged: MeanLoss | None = None) -> dict[str, Any]:
         """What a worker measures with the weights that the module has; metrics come with its last samples."""
         shard = self._shard(worker)
-        chosen = self._chosen(shard, worker, samples)
+        chosen = shard.chosen(samples, worker)
         with self._seeded(0):  # random augmentation is the same each time
             loss, gradient = merged or self._mean_loss(chosen, worker, self.full_gradient and not isinstance(samples, int))
         part = {"loss": float(loss), "samples": chosen.size, "size": shard.size, "gradient": gradient}
@@ -376,12 +350,12 @@ class Network(Problem):
 
     def _measured_metrics(self, worker: int, samples: int | None) -> dict[str, Any]:
         """A worker's metrics; one that raises is nan from then on, and its error is reported once."""
-        if not self._metrics and self._held_out is None:
+        if not self._metrics and not self._has_held_out:
             return {}
-        shard = self._shard(worker) if self._held_out is None else self._held_out.get(worker)
+        shard = self._held_out.get(worker) if self._has_held_out else self._shard(worker)
         if shard is None:
             return {"metrics": dict.fromkeys((*self.metric_names, *self._metrics), math.nan), "tested": 0}
-        shard = self._chosen(shard, worker, samples)
+        shard = shard.chosen(samples, worker)
         metrics, errors = dict.fromkeys(self._metrics, 0.0), dict[str, str]()
         with self._seeded(0):
             for count, batch in shard.pieces(self._evaluation_size) if self._metrics else ():
@@ -393,7 +367,7 @@ class Network(Problem):
                         self._failed.add((worker, name))
                         value, errors[name] = math.nan, f"{type(error).__name__}: {error}"
                     metrics[name] += count / shard.size * value
-            if self._held_out is not None:
+            if self._has_held_out:
                 metrics["held_out_loss"] = float(self._mean_loss(shard, worker, False)[0])
         return {"metrics": metrics, "tested": shard.size} | ({"errors": errors} if errors else {})
 
@@ -406,63 +380,52 @@ class Network(Problem):
                     raise TypeError("a text is none")
                 return float(value)
             except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-                reason = shortened(str(error))
-                raise BadInput(
-                    f"metric {name!r} gave {shown(value)}; expected one number, the mean over the batch ({reason})."
-                ) from None
+                raise BadInput(f"metric {name!r} gave {shown(value)}; expected one number, a mean ({error}).") from None
 
     def measure(self, x: Tensor, worker: int, samples: Samples = None) -> dict[str, Any]:
         """A worker's loss, its number of samples, that loss's gradient if wanted, in float64, and the metrics."""
-        self._prepare(worker)
-        with self.net.evaluating(x):
-            return self._measured(worker, samples)
+        return self._measured_by([worker], x, samples)[worker]
 
-    def _prepare(self, worker: int) -> None:
-        """Have a worker's data built before the module has its weights: at first use they are tried with others."""
-        self._shard(worker)
-        if self._held_out is not None:
+    def _measured_by(self, workers: Sequence[int], x: Tensor, samples: Samples) -> dict[int, dict[str, Any]]:
+        for worker in workers:  # data are built before the module has its weights: at first use they are tried with others
+            self._shard(worker)
             self._held_out.get(worker)
-
-    def _measured_by_all(self, x: Tensor, samples: Samples) -> dict[int, dict[str, Any]]:
-        for worker in range(self.workers):
-            self._prepare(worker)
-        together = samples is None and self._samplewise and not self._stochastic and self._evaluation_size is None
+        plain = self._samplewise and not self._stochastic and self._evaluation_size is None
         with self.net.evaluating(x):
-            merged = self._merged_losses(self.shards()) if together else {}
-            return {worker: self._measured(worker, samples, merged.get(worker)) for worker in range(self.workers)}
+            merged = self._merged_losses(self.shards()) if plain and samples is None and len(workers) > 1 else {}
+            return {worker: self._measured(worker, samples, merged.get(worker)) for worker in workers}
 
     def assess(self, x: Tensor, samples: Samples = None) -> tuple[dict[str, float], Mapping[int, Mapping[str, Any]]]:
         if type(self).evaluate is not Network.evaluate:  # a user's own
             return self.evaluate(x), {}
-        parts = self._measured_by_all(x, samples)
+        parts = self._measured_by(range(self.workers), x, samples)
         return self.combine(x, parts), parts
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
-        return self.combine(x, self._measured_by_all(x, None))
+        return self.combine(x, self._measured_by(range(self.workers), x, None))
 
     def combine(self, x: Tensor, parts: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
         """The metrics, with F over the workers that answered; accuracy on test data is measured here."""
         workers = sorted(parts)  # so that their order of answering is of no matter
-        sizes = [parts[worker].get("size", parts[worker]["samples"]) for worker in workers]
+        measured = [parts[worker] for worker in workers]
+        sizes = [part.get("size", part["samples"]) for part in measured]
         scales = [self._scale(worker, size) for worker, size in zip(workers, sizes, strict=True)]
         complete = len(workers) == self.workers and self.unit is None  # then they have mean 1
         factor = 1.0 if complete or not workers else len(workers) / math.fsum(scales)
         scales = [factor * scale for scale in scales]
-        losses = [parts[worker]["loss"] for worker in workers]
-        share = sum(parts[worker]["samples"] for worker in workers) / (sum(sizes) or math.nan)
-        numbers = {**objectives(losses, sizes, scales), "accuracy": self._accuracy(x, share), "gradient_norm": math.nan}
-        gradients = [parts[worker]["gradient"] for worker in workers if parts[worker]["gradient"] is not None]
+        share = sum(part["samples"] for part in measured) / (sum(sizes) or math.nan)
+        numbers = objectives([part["loss"] for part in measured], sizes, scales)
+        numbers |= {"accuracy": self._accuracy(x, share), "gradient_norm": math.nan}
+        gradients = [part["gradient"] for part in measured if part["gradient"] is not None]
         if gradients:
             numbers["gradient_norm"] = factor * float(torch.stack(gradients).sum(0).norm()) / len(workers)
-        tested = [k for k, worker in enumerate(workers) if parts[worker].get("tested")]
+        tested = [(scale, part["metrics"]) for scale, part in zip(scales, measured, strict=True) if part.get("tested")]
         for name in (*self.metric_names, *(["accuracy"] if self.accuracy_at_workers else [])):
-            values = [scales[k] * parts[workers[k]]["metrics"][name] for k in tested]
-            numbers[name] = math.fsum(values) / math.fsum(scales[k] for k in tested) if tested else math.nan
+            total = math.fsum(scale * metrics[name] for scale, metrics in tested)
+            numbers[name] = total / math.fsum(scale for scale, _ in tested) if tested else math.nan
         return {**numbers, "answered": float(len(workers)), "share": share}
 
     def _accuracy(self, x: Tensor, share: float) -> float:
-        if self._test_data.absent:
-            return math.nan
         with self.net.evaluating(x), seeded(0) if self._test_data.runs_user_code else nullcontext():
             return self._test_data.accuracy(self.net.module, share)
 
@@ -514,8 +477,7 @@ class Network(Problem):
         with self._seeded(0):  # augmented samples are drawn anew each time
             self._shards.digest(hashed)
             self._test_data.digest(hashed)
-            if self._held_out is not None:
-                self._held_out.digest(hashed)
+            self._held_out.digest(hashed)
         for tensor in self.net.fixed():
             hashed.update(bits(tensor))
         return str(hashed.hexdigest())
@@ -553,21 +515,18 @@ class Network(Problem):
             return self
         other = copy.copy(self)
         other.net, other._initial, other.precision = self.net.on(device), self._initial.to(device), precision
-        other._shards, other._test_data = self._shards.on(device), self._test_data.on(device)
-        other._held_out = None if self._held_out is None else self._held_out.on(device)
+        other._shards, other._held_out = self._shards.on(device), self._held_out.on(device)
+        other._test_data = self._test_data.on(device)
         return other
 
     def extended(self, workers: int) -> Network:
-        held_out = self._held_out
-        if self._shards.function is None or (held_out is not None and held_out.function is None):
+        if self._shards.function is None or (self._has_held_out and self._held_out.function is None):
             super().extended(workers)  # which refuses
         if isinstance(self._weights, list):
-            raise BadInput(
-                "weights has a number for each worker and none for those who may join; use 'equal' or 'samples'."
-            )
+            raise BadInput("weights has no numbers for the workers who may join; use 'equal' or 'samples'.")
         other = copy.copy(self)
-        other.workers, other._shards = workers, self._shards.extended(workers)
-        other._held_out = None if held_out is None else held_out.extended(workers)
+        other.workers = workers
+        other._shards, other._held_out = self._shards.extended(workers), self._held_out.extended(workers)
         other.minibatches = self.minibatches.extended(workers)
         return other
 

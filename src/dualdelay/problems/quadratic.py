@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -64,19 +65,15 @@ class Quadratic(Problem):
             raise BadInput(f"start has shape {tuple(self._x.shape)}; expected {d} numbers.")
         self.workers, self.noise, self.seed, self.own_seed = n, noise, seed or 0, seed is not None
         self._draws = Draws(self.seed, "noise")
-        self._divide()
 
-    def _divide(self) -> None:
-        """Keep each worker's numbers at hand, as views."""
-        self._centers = self._b.unbind(0)
-        self._curvatures: Any = self._a.tolist() if self.scalar else self._a.unbind(0)
+    @cached_property
+    def _parts(self) -> list[tuple[Tensor, Any]]:
+        """Each worker's center and curvature, as views."""
+        return list(zip(self._b.unbind(0), self._a.tolist() if self.scalar else self._a.unbind(0), strict=True))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_centers": None, "_curvatures": None}  # each pickled view would bring all of them
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._divide()
+        """Without views, each of which would be pickled with all that it is a view of."""
+        return {name: value for name, value in self.__dict__.items() if name != "_parts"}
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -88,8 +85,8 @@ class Quadratic(Problem):
         return self._x.clone()
 
     def _exact(self, x: Tensor, worker: int) -> tuple[Tensor, float]:
-        away = x - self._centers[worker]
-        curvature = self._curvatures[worker]
+        center, curvature = self._parts[worker]
+        away = x - center
         gradient = away * curvature if self.scalar else curvature @ away
         return gradient, 0.5 * float(away @ gradient)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,38 +12,16 @@ from torch.func import functional_call, vmap
 
 from ..core.devices import lower
 from ..core.draws import integers_at
-from .data import Shard
-from .flat_module import FlatModule, own_kernels
-from .minibatches import Minibatches
+from .flat_module import own_kernels
 
 _MOST = 512  # gradients in one call: with more, nothing is gained on an H200
 _SPARE = 0.4  # the share of a GPU's free memory that one call may take
 
 
-class Stackable(Protocol):
-    """What is needed of a network to take its gradients with those of others."""
-
-    workers: int
-    net: FlatModule
-    minibatches: Minibatches
-    precision: str
-    loss: Any
-
-    @property
-    def scales(self) -> list[float]:
-        """What each worker's loss is multiplied by."""
-
-    def shards(self) -> list[Shard]:
-        """Each worker's data."""
-
-    def indices(self, worker: int, draw: int) -> Tensor:
-        """Which of its samples a worker's minibatch has."""
-
-
 class _Samples:
-    """The samples of several problems as rows of common tensors, from which the minibatches of many jobs are picked."""
+    """The samples of several networks as rows of common tensors, from which the minibatches of many jobs are picked."""
 
-    def __init__(self, problems: Sequence[Stackable]) -> None:
+    def __init__(self, problems: Sequence[Any]) -> None:
         self._problems = problems
         pairs: list[tuple[Tensor, Tensor]] = []
         first: dict[tuple[int, int], int] = {}  # by the identities of inputs and targets: where their rows begin
@@ -54,7 +32,6 @@ class _Samples:
         total = 0
         for k, problem in enumerate(problems):
             for worker, shard in enumerate(problem.shards()):
-                assert shard.pair is not None
                 inputs, targets = shard.pair
                 pair = id(inputs), id(targets)
                 if pair not in first:
@@ -104,10 +81,10 @@ class _Samples:
 class Stacked:
     """Takes gradients of networks that differ in their data and weights alone."""
 
-    def __init__(self, problems: Sequence[Stackable]) -> None:
+    def __init__(self, problems: Sequence[Any]) -> None:
         first = problems[0]
-        self._net, self._precision, self._batch = first.net, first.precision, first.minibatches.size
-        self._loss: Any = first.loss
+        self._net, self._loss, self._precision = first.net, first.loss, first.precision
+        self._batch = first.minibatches.size
         self._samples = _Samples(problems)
         self._device = self._net.weights.device
         self._on_gpu = self._device.type == "cuda"
@@ -132,7 +109,6 @@ class Stacked:
 
     def _compute(self, x: Tensor, located: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients (m, d) and losses (m)."""
-        assert self._batch is not None
         inputs, targets = self._samples.minibatches(located, self._batch)
         parts = {name: part.detach().requires_grad_() for name, part in self._net.named(x).items()}
         with own_kernels(self._precision, self._on_gpu), lower(self._precision, self._device):
@@ -180,5 +156,5 @@ class Stacked:
 
 def _graph_size(count: int) -> int:
     """The size of graph that a call of ``count`` gradients uses: at most an eighth larger, so that few are captured."""
-    step = max(1, 1 << max(0, count.bit_length() - 4))
+    step = 1 << max(0, count.bit_length() - 4)
     return -(-count // step) * step

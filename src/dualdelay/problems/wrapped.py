@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from operator import attrgetter
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from ..core import Problem, Samples
+from ..core import Problem
 from ..core.batched_gradients import BatchedGradients, OneAtATime
 from ..core.errors import BadInput, plain_number, require_positive, require_whole, shown
 from .data import digest
@@ -18,22 +19,30 @@ from .network import Network
 _MOST_STEPS = 100_000  # local steps of one job
 
 
+Gradients = Callable[[Tensor, Sequence[int]], tuple[Tensor, Any]]  # of a problem, at models and for draws, and the losses
+
+
+def _same(name: str) -> Any:
+    """What a method or property is for the other problem."""
+    return property(attrgetter(f"problem.{name}"))
+
+
 class Wrapped(Problem):
     """A problem that differs from another one in its jobs alone, by a few ``options``."""
 
     kind: ClassVar[str]
-    together: ClassVar[Callable[..., BatchedGradients] | None] = None
-    """Makes what computes many jobs in one call, of what does so for the other problem and the options; None: nothing."""
 
     def __init__(self, problem: Problem, **options: float) -> None:
         if not isinstance(problem, Problem):
-            raise BadInput(
-                f"problem is {shown(problem)}; expected a problem, on the shell with brackets, such as digits[]."
-            )
+            raise BadInput(f"problem is {shown(problem)}; expected a problem, on the shell with brackets: digits[].")
         self.problem, self._options = problem, options
-        self.workers, self.seed, self.own_seed = problem.workers, problem.seed, problem.own_seed
-        self.measures, self.metric_names = problem.measures, problem.metric_names
-        self.accuracy_at_workers = problem.accuracy_at_workers
+
+    def job(self, x: Tensor, draws: Sequence[int], gradients: Gradients) -> tuple[Tensor, Any]:
+        """What jobs report, and their losses: one job at x (d), or many at (m, d), by the other problem's gradients."""
+        raise NotImplementedError
+
+    def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
+        return self.job(x, [draw], lambda y, draws: self.problem.gradient(y, worker, draws[0]))
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -50,48 +59,12 @@ class Wrapped(Problem):
     @property
     def batch_key(self) -> Hashable:
         inner = self.problem.batch_key
-        alone = inner is OneAtATime or type(self).together is None
-        return OneAtATime if alone else (self.kind, *self._options.values(), inner)
+        return inner if inner is OneAtATime else (self.kind, *self._options.values(), inner)
 
     def batched(self, problems: Sequence[Problem]) -> BatchedGradients:
-        together = type(self).together
-        if together is None or self.batch_key is OneAtATime:
+        if self.batch_key is OneAtATime:
             return OneAtATime(problems)
-        inner = [problem.problem for problem in problems if isinstance(problem, Wrapped)]
-        return together(self.problem.batched(inner), **self._options)
-
-    # everything else is what it is for the other problem
-
-    def batches(self, worker: int) -> int:
-        return self.problem.batches(worker)
-
-    def epoch(self, worker: int) -> int:
-        return self.problem.epoch(worker)
-
-    def start(self, seed: int) -> Tensor:
-        return self.problem.start(seed)
-
-    def evaluate(self, x: Tensor) -> dict[str, float]:
-        return self.problem.evaluate(x)
-
-    def measure(self, x: Tensor, worker: int, samples: Samples = None) -> dict[str, Any]:
-        return self.problem.measure(x, worker) if samples is None else self.problem.measure(x, worker, samples)
-
-    def assess(self, x: Tensor, samples: Samples = None) -> tuple[dict[str, float], Mapping[int, Mapping[str, Any]]]:
-        return self.problem.assess(x, samples)
-
-    def combine(self, x: Tensor, parts: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
-        return self.problem.combine(x, parts)
-
-    def samples(self, worker: int) -> int | None:
-        return self.problem.samples(worker)
-
-    @property
-    def needs_sample_counts(self) -> bool:
-        return self.problem.needs_sample_counts
-
-    def set_mean_samples(self, unit: float) -> None:
-        self.problem.set_mean_samples(unit)
+        return _ManyJobs(self, self.problem.batched([p.problem for p in problems if isinstance(p, Wrapped)]))
 
     def few_samples(self) -> int | None:
         few = self.problem.few_samples()
@@ -100,33 +73,6 @@ class Wrapped(Problem):
     def costs(self) -> tuple[float, float] | None:
         costs = self.problem.costs()
         return None if costs is None else (costs[0] * self.batches(0) / self.problem.batches(0), costs[1])
-
-    def model(self, x: Tensor) -> Any:
-        return self.problem.model(x)
-
-    def state_dict(self, x: Tensor) -> dict[str, Tensor]:
-        return self.problem.state_dict(x)
-
-    def flat(self, state_dict: Mapping[str, Tensor]) -> Tensor:
-        return self.problem.flat(state_dict)
-
-    def layout(self) -> list[tuple[str, int, tuple[int, ...]]]:
-        return self.problem.layout()
-
-    def fixed(self) -> dict[str, Tensor]:
-        return self.problem.fixed()
-
-    @property
-    def unseeded(self) -> str:
-        return self.problem.unseeded
-
-    @property
-    def parallel(self) -> bool:
-        return self.problem.parallel
-
-    @property
-    def workplace(self) -> object:
-        return self.problem.workplace
 
     def extended(self, workers: int) -> Self:
         return self.rewrapped(self.problem.extended(workers))
@@ -140,24 +86,31 @@ class Wrapped(Problem):
     def on(self, device: str, precision: str = "float32") -> Self:
         return self.rewrapped(self.problem.on(device, precision))
 
+    # everything else is what it is for the other problem
+    workers, seed, own_seed, unseeded = _same("workers"), _same("seed"), _same("own_seed"), _same("unseeded")
+    samples, batches, epoch = _same("samples"), _same("batches"), _same("epoch")
+    needs_sample_counts, set_mean_samples = _same("needs_sample_counts"), _same("set_mean_samples")
+    evaluate, measures, measure = _same("evaluate"), _same("measures"), _same("measure")
+    assess, combine = _same("assess"), _same("combine")
+    metric_names, accuracy_at_workers = _same("metric_names"), _same("accuracy_at_workers")
+    start, model, state_dict, flat = _same("start"), _same("model"), _same("state_dict"), _same("flat")
+    layout, fixed, parallel, workplace = _same("layout"), _same("fixed"), _same("parallel"), _same("workplace")
 
-class _ManySteps:
-    """The local steps of many jobs, each step of all of them in one call."""
 
-    def __init__(self, inner: BatchedGradients, k: int, lr: float) -> None:
-        self.most, self._inner, self._k, self._lr = inner.most, inner, k, lr
+class _ManyJobs:
+    """Many jobs of a problem that is made from another, by the other's gradients of many jobs."""
+
+    def __init__(self, wrapped: Wrapped, inner: BatchedGradients) -> None:
+        self.most, self._wrapped, self._inner = inner.most, wrapped, inner
 
     def __call__(
         self, x: Sequence[Tensor], which: Sequence[int], workers: Sequence[int], draws: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
-        y = torch.cat([piece if piece.ndim == 2 else piece[None] for piece in x])
-        total, losses = torch.zeros_like(y), torch.zeros(len(y), dtype=torch.float64, device=y.device)
-        for step in range(self._k):
-            gradients, loss = self._inner([y], which, workers, [draw * self._k + step for draw in draws])
-            y = y - self._lr * gradients
-            total += gradients
-            losses += loss
-        return total, losses / self._k
+        def gradients(models: Tensor, draws: Sequence[int]) -> tuple[Tensor, Tensor]:
+            values, losses = self._inner([models], which, workers, draws)
+            return values, losses.double()
+
+        return self._wrapped.job(torch.cat([piece if piece.ndim == 2 else piece[None] for piece in x]), draws, gradients)
 
 
 class LocalSteps(Wrapped):
@@ -171,55 +124,31 @@ class LocalSteps(Wrapped):
     lr: their step size.
     """
 
-    kind, together = "local steps", _ManySteps
+    kind = "local steps"
 
     def __init__(self, problem: Problem, k: int, lr: float) -> None:
         k, lr = plain_number(k), plain_number(lr)
         super().__init__(problem, k=k, lr=lr)
-        require_whole("k", k, 1)
         require_whole("k", k, 1, _MOST_STEPS)
         require_positive("lr", lr)
         self.k, self.lr = k, lr
 
-    def _draws(self, draw: int) -> range:
-        """The inner problem's minibatches that a job takes."""
-        return range(draw * self.k, (draw + 1) * self.k)
-
-    def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
+    def job(self, x: Tensor, draws: Sequence[int], gradients: Gradients) -> tuple[Tensor, Any]:
         total, losses = torch.zeros_like(x), 0.0
-        for inner in self._draws(draw):
-            gradient, loss = self.problem.gradient(x, worker, inner)
+        for step in range(self.k):
+            gradient, loss = gradients(x, [draw * self.k + step for draw in draws])
             x = x - self.lr * gradient
             total += gradient
-            losses += loss
+            losses = losses + loss
         return total, losses / self.k
 
     def indices(self, worker: int, draw: int) -> Tensor:
         """The samples of a job, one row for each step."""
         problem: Any = self.problem
-        return torch.stack([problem.indices(worker, inner) for inner in self._draws(draw)])
+        return torch.stack([problem.indices(worker, draw * self.k + step) for step in range(self.k)])
 
     def batches(self, worker: int) -> int:
         return self.k * self.problem.batches(worker)
-
-
-class _ManyClipped:
-    """The clipped gradients of many jobs."""
-
-    def __init__(self, inner: BatchedGradients, norm: float) -> None:
-        self.most, self._inner, self._norm = inner.most, inner, norm
-
-    def __call__(
-        self, x: Sequence[Tensor], which: Sequence[int], workers: Sequence[int], draws: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
-        gradients, losses = self._inner(x, which, workers, draws)
-        return _shortened(gradients, self._norm), losses
-
-
-def _shortened(gradients: Tensor, norm: float) -> Tensor:
-    """Gradients (d) or (m, d), each of norm ``norm`` at most; what is not finite stays so."""
-    norms = torch.linalg.vector_norm(gradients, dim=-1, keepdim=True)
-    return torch.where(norms > norm, gradients * (norm / norms), gradients)
 
 
 class Clipped(Wrapped):
@@ -232,16 +161,17 @@ class Clipped(Wrapped):
     norm: the largest Euclidean norm that a gradient keeps.
     """
 
-    kind, together = "clipped", _ManyClipped
+    kind = "clipped"
 
     def __init__(self, problem: Problem, norm: float) -> None:
         require_positive("norm", norm := plain_number(norm))
         self.norm = float(norm)
         super().__init__(problem, norm=self.norm)
 
-    def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
-        gradient, loss = self.problem.gradient(x, worker, draw)
-        return _shortened(gradient, self.norm), loss
+    def job(self, x: Tensor, draws: Sequence[int], gradients: Gradients) -> tuple[Tensor, Any]:
+        gradient, loss = gradients(x, draws)
+        norms = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
+        return torch.where(norms > self.norm, gradient * (self.norm / norms), gradient), loss  # what is not finite stays so
 
 
 class FullGradients(Wrapped):
@@ -252,15 +182,13 @@ class FullGradients(Wrapped):
     problem: the problem whose gradients are taken.
     """
 
-    kind = "full gradients"
+    kind, batch_key = "full gradients", OneAtATime
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         if type(problem).measure is Problem.measure:
-            raise BadInput(
-                f"{type(problem).__name__} gives no exact local gradients; use a problem that does (quadratic, logistic, a "
-                "network), or give it 'measure'."
-            )
+            name = type(problem).__name__
+            raise BadInput(f"{name} gives no exact local gradients; use a problem that does, or give it 'measure'.")
         self._source = source = copy.copy(problem)
         if isinstance(source, Network):
             source.full_gradient = True  # for jobs, whether or not evaluations compute it

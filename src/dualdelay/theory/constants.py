@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,7 +22,6 @@ from ..problems import FullGradients, LocalSteps, Logistic, Network, Quadratic
 from ..problems.generators import seeded
 from ..problems.wrapped import Wrapped
 
-P = ParamSpec("P")
 T = TypeVar("T")
 Product = Callable[[Tensor], Tensor]  # of a Hessian with a vector
 
@@ -105,22 +104,21 @@ def constants(
     n, oracle = problem.workers, Oracle(problem, draws, 2**30 + seed * draws)  # far beyond the minibatches of any run
     with using_threads(threads):
         start = oracle.attempt("everything" if x is None else "whether x has the right shape", problem.start, seed)
-        if x is None and start is None:
+        if x is not None and start is not None and x.shape != start.shape:
+            expected = f"{tuple(start.shape)}, the flat weights of this problem"
+            raise BadInput(f"x has shape {tuple(x.shape)}; expected {expected}.")
+        x = start if x is None else x.detach() if start is None else x.detach().to(start)
+        if x is None:
             unknown = (UNKNOWN,) * n
             measured = (UNKNOWN, UNKNOWN, unknown, UNKNOWN, unknown, unknown, UNKNOWN, UNKNOWN)
             return Constants(*measured, oracle.cost, tuple(oracle.notes))
-        if x is not None and start is not None:
-            if x.shape != start.shape:
-                expected = f"{tuple(start.shape)}, the flat weights of this problem"
-                raise BadInput(f"x has shape {tuple(x.shape)}; expected {expected}.")
-            x = x.to(start)
-        x = start if x is None else x.detach()
-        assert x is not None
         smoothness = _smoothness(oracle, x, iterations, seed, samples)
         means, variances = zip(*(_mean_and_variance(oracle, x, worker) for worker in range(n)), strict=True)
-        gradient, heterogeneity = _gradient_and_heterogeneity(oracle, means, variances)
+        known = [mean for mean in means if mean is not None]
+        gradients = torch.stack(known) if len(known) == n else None
+        gradient, heterogeneity = _gradient_and_heterogeneity(oracle, gradients, variances)
         variance = max(variances, key=lambda estimate: math.inf if math.isnan(estimate.value) else estimate.value)
-        gap = _gap(oracle, x, means)
+        gap = _gap(oracle, x, gradients)
     notes = tuple(dict.fromkeys(oracle.notes))
     return Constants(*smoothness, variance, variances, heterogeneity, gap, gradient, oracle.cost, notes)
 
@@ -161,20 +159,13 @@ class Along:
     @property
     def table(self) -> Table:
         """The values as columns; ``heterogeneity`` is the workers' mean, and ``worst_smoothness`` the largest L_i."""
-        rows = [
-            {
-                **{
-                    name: getattr(measured, name).value
-                    for name in ("smoothness", "curvature", "variance", "gap", "gradient")
-                },
-                "version": version,
-                "time": time,
-                "worst_smoothness": max(estimate.value for estimate in measured.smoothnesses),
-                "heterogeneity": sum(estimate.value for estimate in measured.heterogeneity) / len(measured.heterogeneity),
-                "cost": measured.cost,
-            }
-            for version, time, measured in self.moments
-        ]
+        rows = []
+        for version, time, measured in self.moments:
+            row = {name: value.value for name, value in vars(measured).items() if isinstance(value, Estimate)}
+            row |= {"version": version, "time": time, "cost": measured.cost}
+            row["worst_smoothness"] = max(estimate.value for estimate in measured.smoothnesses)
+            row["heterogeneity"] = sum(estimate.value for estimate in measured.heterogeneity) / len(measured.heterogeneity)
+            rows.append(row)
         names = ("smoothness", "worst_smoothness", "curvature", "variance", "heterogeneity", "gap", "gradient", "cost")
         return Table.of(rows, ("version", "time", *names))
 
@@ -192,12 +183,13 @@ class Oracle:
         self.noiseless = False  # whether jobs are exact gradients
         self.draws, self._first = draws, first
         while isinstance(problem, (FullGradients, LocalSteps)):
-            if isinstance(problem, LocalSteps) and not self.noiseless:
+            if isinstance(problem, FullGradients):
+                self.noiseless = True
+            elif not self.noiseless:
                 self.notes.append(
                     f"a job is the sum of {problem.k} gradients along as many local steps, which the theorem does not "
                     "cover: the constants are those of the single gradients."
                 )
-            self.noiseless = self.noiseless or isinstance(problem, FullGradients)
             problem = problem.problem
         self.problem = innermost = problem
         while isinstance(innermost, Wrapped):
@@ -208,23 +200,19 @@ class Oracle:
             self._with_gradient, self._without_gradient = copy.copy(problem), copy.copy(problem)
             self._with_gradient.full_gradient, self._without_gradient.full_gradient = True, False
 
-    def of_samples(self, most: int, draws: Draws) -> tuple[Oracle, Oracle]:
-        """Two oracles of a network on at most so many samples of each worker: the second on others, if there are enough."""
-        problem, oracles = self.problem, []
-        assert isinstance(problem, Network)
-        shards = problem.shards()
+    def of_samples(self, part: slice, draws: Draws) -> Oracle:
+        """The same of a network on a part of each worker's samples, which are shuffled."""
+        assert isinstance(self.problem, Network)
+        smaller, shards = copy.copy(self.problem), self.problem.shards()
         orders = [torch.from_numpy(draws.permutation(shard.size, worker)) for worker, shard in enumerate(shards)]
-        for part in (slice(most), slice(-most, None)):
-            smaller = copy.copy(problem)
-            smaller._shards = copy.copy(problem._shards)
-            smaller._shards.kept = {worker: shards[worker].some(order[part]) for worker, order in enumerate(orders)}
-            oracles.append(Oracle(smaller, self.draws, self._first))
-        return oracles[0], oracles[1]
+        smaller._shards = copy.copy(smaller._shards)
+        smaller._shards.kept = {worker: shards[worker].some(order[part]) for worker, order in enumerate(orders)}
+        return Oracle(smaller, self.draws, self._first)
 
-    def attempt(self, what: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+    def attempt(self, what: str, function: Callable[..., T], *args: Any) -> T | None:
         """What the function returns; if it raises, None and a note."""
         try:
-            return function(*args, **kwargs)
+            return function(*args)
         except Exception as error:  # whatever a user's problem raises
             message = str(error).rstrip(".") or "no message"
             self.notes.append(f"{what} could not be measured: {type(error).__name__}: {message}.")
@@ -276,7 +264,7 @@ def _smoothness(oracle: Oracle, x: Tensor, iterations: int, seed: int, samples: 
     n, draws = oracle.problem.workers, Draws(seed, "theory")
     few, others = oracle, None
     if samples is not None and isinstance(oracle.problem, Network):
-        few, others = oracle.of_samples(samples, draws)
+        few, others = (oracle.of_samples(part, draws) for part in (slice(samples), slice(-samples, None)))
 
     def estimate(workers: Sequence[int]) -> Estimate:
         largest, direction = _largest_curvature(few, x, workers, iterations, draws)
@@ -286,8 +274,7 @@ def _smoothness(oracle: Oracle, x: Tensor, iterations: int, seed: int, samples: 
         return replace(largest, error=max(largest.error, error), how=f"{largest.how}, {samples} samples")
 
     mean = oracle.attempt("the smoothness of F", estimate, range(n)) or UNKNOWN
-    tasks = [(f"the smoothness of worker {worker}", [worker]) for worker in range(n)]
-    own = [mean] if n == 1 else [oracle.attempt(what, estimate, worker) or UNKNOWN for what, worker in tasks]
+    own = [oracle.attempt(f"the smoothness of worker {i}", estimate, [i]) or UNKNOWN for i in range(n)] if n > 1 else [mean]
     if others is not None:
         oracle.cost += few.cost + others.cost
         oracle.notes += [*few.notes, f"the curvature is that of {samples} samples of each worker, or all if it has fewer."]
@@ -340,8 +327,7 @@ def _curvature_along(direction: Tensor, oracle: Oracle, x: Tensor, workers: Sequ
 def _hessians(problem: Problem, x: Tensor) -> Tensor | None:
     """Each worker's Hessian at x, (n, d, d), if it can be written down; (n, 1, 1) for multiples of the identity."""
     if isinstance(problem, Quadratic) and type(problem).measure is Quadratic.measure:
-        curvatures = torch.tensor(problem.settings["curvatures"], dtype=torch.float64)
-        return curvatures.view(-1, 1, 1) if problem.scalar else curvatures
+        return problem._a.view(-1, 1, 1) if problem.scalar else problem._a
     if isinstance(problem, Logistic) and type(problem).measure is Logistic.measure:
         parts = []
         for features, _ in problem._pairs:
@@ -450,7 +436,7 @@ def _lanczos(product: Product, x: Tensor, most: int, draws: Draws) -> _Eigenpair
 
 def _mean_and_variance(oracle: Oracle, x: Tensor, worker: int) -> tuple[Tensor | None, Estimate]:
     """A worker's mean gradient, if it can be measured, and the variance of its minibatches' gradients."""
-    problem, count, exact = oracle.problem, oracle.draws, None
+    problem, exact = oracle.problem, None
     if oracle.exact:
         exact = oracle.attempt(f"the gradient of worker {worker}", oracle.gradient, x, worker)
     if oracle.noiseless:
@@ -460,27 +446,25 @@ def _mean_and_variance(oracle: Oracle, x: Tensor, worker: int) -> tuple[Tensor |
     if oracle.exact and exact is None:
         return None, UNKNOWN
 
-    def sampled() -> tuple[Tensor, list[float], list[float]]:
-        """The mean, squares and products of deviations from the exact gradient, or from zero if there is none."""
-        total = previous = torch.zeros_like(x, dtype=torch.float64)
-        squares, products = [], []
-        for draw in range(count):
-            deviation = oracle.sample(x, worker, draw) - (0.0 if exact is None else exact)
-            total = total + deviation
-            if exact is not None:
-                squares.append(float(deviation @ deviation))
-            elif draw % 2:  # half the squared distance of two is the variance in expectation, whatever their mean is
-                squares.append(float((deviation - previous).square().sum()) / 2)
-            if draw % 2:
-                products.append(float(deviation @ previous))
-            previous = deviation
-        return total / count, squares, products
+    sampled = oracle.attempt(f"the variance of worker {worker}", _sampled_mean_and_variance, oracle, x, worker, exact)
+    return sampled or (exact, UNKNOWN)
 
-    sums = oracle.attempt(f"the variance of worker {worker}", sampled)
-    if sums is None:
-        return exact, UNKNOWN
-    mean, squares, products = sums
-    values = torch.tensor(squares, dtype=torch.float64)
+
+def _sampled_mean_and_variance(oracle: Oracle, x: Tensor, worker: int, exact: Tensor | None) -> tuple[Tensor, Estimate]:
+    """The exact gradient, or if there is none the mean of the minibatches', and the variance around it."""
+    total = previous = torch.zeros_like(x, dtype=torch.float64)
+    squares, products, count = [], [], oracle.draws
+    for draw in range(count):
+        deviation = oracle.sample(x, worker, draw) - (0.0 if exact is None else exact)
+        total = total + deviation
+        if exact is not None:
+            squares.append(float(deviation @ deviation))
+        elif draw % 2:  # half the squared distance of two is the variance in expectation, whatever their mean is
+            squares.append(float((deviation - previous).square().sum()) / 2)
+        if draw % 2:
+            products.append(float(deviation @ previous))
+        previous = deviation
+    mean, values = total / count, torch.tensor(squares, dtype=torch.float64)
     variance = float(values.mean())
     estimate = Estimate(variance, float(values.std()) / math.sqrt(len(values)), f"{count} minibatches")
     if exact is None:
@@ -496,15 +480,14 @@ def _mean_and_variance(oracle: Oracle, x: Tensor, worker: int) -> tuple[Tensor |
 
 
 def _gradient_and_heterogeneity(
-    oracle: Oracle, means: Sequence[Tensor | None], variances: Sequence[Estimate]
+    oracle: Oracle, gradients: Tensor | None, variances: Sequence[Estimate]
 ) -> tuple[Estimate, tuple[Estimate, ...]]:
-    """||grad F||, and ||grad F_i - grad F||^2 for each worker."""
-    n, count = len(means), oracle.draws
-    stacked = _stacked(means)
-    if stacked is None:
+    """||grad F||, and ||grad F_i - grad F||^2 for each worker, given the workers' mean gradients as rows."""
+    n, count = len(variances), oracle.draws
+    if gradients is None:
         return UNKNOWN, (UNKNOWN,) * n
-    mean = stacked.mean(0)
-    squares = (stacked - mean).square().sum(1).tolist()
+    mean = gradients.mean(0)
+    squares = (gradients - mean).square().sum(1).tolist()
     if oracle.exact:
         return Estimate(float(mean.norm()), 0.0, "exact"), tuple(Estimate(square, 0.0, "exact") for square in squares)
     how = f"{count} minibatches, less their noise"
@@ -519,18 +502,12 @@ def _gradient_and_heterogeneity(
     return gradient, tuple(heterogeneity)
 
 
-def _stacked(means: Sequence[Tensor | None]) -> Tensor | None:
-    """The workers' mean gradients as rows; None if one could not be measured."""
-    measured = [mean for mean in means if mean is not None]
-    return torch.stack(measured) if len(measured) == len(means) else None
-
-
-def _gap(oracle: Oracle, x: Tensor, means: Sequence[Tensor | None]) -> Estimate:
-    """F(x) - F*, given the workers' mean gradients."""
-    problem, stacked = oracle.problem, _stacked(means)
+def _gap(oracle: Oracle, x: Tensor, gradients: Tensor | None) -> Estimate:
+    """F(x) - F*, given the workers' mean gradients as rows."""
+    problem = oracle.problem
     matrices = _hessians(problem, x) if isinstance(problem, Quadratic) else None
-    if matrices is not None and stacked is not None:
-        return _quadratic_gap(oracle, matrices.mean(0), stacked.mean(0))
+    if matrices is not None and gradients is not None:
+        return _quadratic_gap(oracle, matrices.mean(0), gradients.mean(0))
     value = oracle.attempt("the gap", oracle.objective, x)
     if value is None:
         return UNKNOWN

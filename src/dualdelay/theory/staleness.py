@@ -91,15 +91,14 @@ def delays(
         trace = _trace(model, wait_for, updates)
         counts = np.bincount(trace.worker, minlength=model.n)
         fewest = int(counts.min())
-        if fewest >= _REPORTS:
-            break
-        if updates == longest:
-            notes += (
-                f"worker {counts.argmin()} made {fewest} of the {len(trace):,} arrivals that were simulated, so delays may "
-                "be longer in a longer run (give updates to say how long).",
-            )
+        if fewest >= _REPORTS or updates == longest:
             break
         updates = min(longest, math.ceil(updates * min(8.0, max(2.0, 1.2 * _REPORTS / max(fewest, 1)))))
+    if fewest < _REPORTS:
+        notes += (
+            f"worker {counts.argmin()} made {fewest} of the {len(trace):,} arrivals that were simulated, so delays may be "
+            "longer in a longer run (give updates to say how long).",
+        )
     return _staleness(trace, model.n, wait_for, notes)
 
 
@@ -112,7 +111,7 @@ def tau_max(times: Sequence[float]) -> float:
     10%, by 13% at most with ten workers and by 20% with three, since now and then all others report once more.
     """
     seconds = floats("times", times)
-    return 2.0 * max(seconds) * _rate(seconds) - 1.0
+    return 2.0 * max(seconds) * sum(1.0 / s for s in seconds) - 1.0
 
 
 def tau_avg(times: Sequence[float]) -> float:
@@ -123,11 +122,7 @@ def tau_avg(times: Sequence[float]) -> float:
     twenty times, since the first gradients are fresh; after 20,000 updates of ten workers it was 0.1%.
     """
     seconds = floats("times", times)
-    return 1.5 * sum(seconds) / len(seconds) * _rate(seconds) - 0.5
-
-
-def _rate(seconds: Sequence[float]) -> float:
-    return sum(1.0 / s for s in seconds)
+    return 1.5 * sum(seconds) / len(seconds) * sum(1.0 / s for s in seconds) - 0.5
 
 
 class _JobSpeeds(SpeedModel):
@@ -184,11 +179,10 @@ def _staleness(trace: Trace, workers: int, wait_for: int, notes: tuple[str, ...]
 
 def _update_times(trace: Trace, last: int) -> npt.NDArray[np.float64]:
     """When each version 0..last was made."""
-    rows = [*zip(2 * np.arange(len(trace)) + 1, trace.after.tolist(), trace.time.tolist(), strict=True)]
-    rows += [(2 * event["row"], event["after"], event["time"]) for event in trace.events]
-    rows.sort()
-    after, time = np.array([row[1] for row in rows]), np.array([row[2] for row in rows])
-    return np.append(0.0, time[np.searchsorted(after, np.arange(1, last + 1))])
+    arrivals = zip(2 * np.arange(len(trace)) + 1, trace.after.tolist(), trace.time.tolist(), strict=True)
+    events = ((2 * event["row"], event["after"], event["time"]) for event in trace.events)
+    _, after, time = zip(*sorted([*arrivals, *events]), strict=True)
+    return np.append(0.0, np.array(time)[np.searchsorted(after, np.arange(1, last + 1))])
 
 
 def _speed_model(speeds: SpeedModel | Run | Trace | str | Path) -> tuple[SpeedModel, tuple[str, ...]]:

@@ -38,7 +38,8 @@ def largest_step(smoothness: float, delay: float) -> float:
     hundred and forty times that (from the roots of its recurrence).
     """
     require_positive("smoothness", smoothness)
-    _require_delay(delay)
+    if not is_finite(delay) or delay < 1:
+        raise BadInput(f"delay is {shown(delay)}; expected the largest model delay, 1 or more (run.delays.tau_max).")
     return 1.0 / (64.0 * smoothness * delay)
 
 
@@ -91,11 +92,6 @@ def bound(
         )
     noise = 128.0 * smoothness * delay * lr * (1.0 + delay * (smoothness * lr) ** 2) * variance / workers
     return 32.0 * gap / (updates * lr) + noise
-
-
-def _require_delay(delay: float) -> None:
-    if not is_finite(delay) or delay < 1:
-        raise BadInput(f"delay is {shown(delay)}; expected the largest model delay, 1 or more (run.delays.tau_max).")
 
 
 def _checked(smoothness: float, gap: float, variance: float, delay: float, workers: int) -> float:
