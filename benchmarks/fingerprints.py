@@ -55,6 +55,7 @@ from dualdelay.workers.testing import VirtualTime
 # ======================================================================================================================
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 flat = importlib.import_module("flat")  # the verbs with all options side by side, as scenarios write them
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from grids import GRIDS
 from rich.console import Console
 
+from dualdelay.analysis.figures import draw_panels
 from dualdelay.paper import pictures, tables
 from dualdelay.paper.experiment import FIGURES, Cell
 from dualdelay.paper.report import write_all
@@ -35,7 +36,7 @@ def singly(found: Sequence[tables.Outcome], name: str) -> None:
     """Draw the most heterogeneous data at the most uneven speeds with every seed by itself."""
     choices = [choice for choice in tables.choose(found) if choice.panel == (0.1, 5.0) and choice.method in SINGLY]
     caption = "10 workers, alpha = 0.1, std = 5; each method at its best step over all seeds; shares of all gradients"
-    pictures.draw_seeds(choices, about, HERE / name, caption)
+    draw_panels(pictures.seed_panels(choices, about), HERE / name, caption)
 
 
 def main() -> None:
@@ -53,7 +54,7 @@ def main() -> None:
     write_all(FIGURES["saturation"], outcomes("saturation"), HERE / "saturation", "saturation", 0.5, 0.55, console)
     best = tables.choose(outcomes("extreme"))
     caption = "10 workers, seed 6, in which one worker makes 78% of all gradients; each method at its best step tried"
-    pictures.draw_figure(best, 20_000, 10, HERE / "extreme" / "extreme", caption)
+    draw_panels(pictures.figure_panels(best, 20_000, 10), HERE / "extreme" / "extreme", caption)
     for name in ("extreme", "edge"):
         text = f"# {name}\n\nTraining loss F at the end, by step\n\n{tables.markdown(tables.steps(outcomes(name)))}"
         (HERE / name / f"{name}.md").write_text(text)

@@ -19,6 +19,7 @@ from PIL import Image
 from rich.console import Console
 
 import dualdelay as dd
+from dualdelay.analysis.figures import draw_panels
 from dualdelay.cli import main
 from dualdelay.cli.paper import Changes
 from dualdelay.paper import pictures, tables
@@ -452,7 +453,7 @@ def test_the_figure_has_loss_above_accuracy_for_each_panel_and_every_method(tiny
             # of two values a and b the standard deviation is |a - b| / sqrt(2)
             assert curve.high - curve.y == pytest.approx(abs(first - second) / math.sqrt(2))
             assert curve.y - curve.low == pytest.approx(curve.high - curve.y)
-    picture, document = pictures.draw_figure(choices, 60, 3, tmp_path / "figure1", "what was run")
+    picture, document = draw_panels(pictures.figure_panels(choices, 60, 3), tmp_path / "figure1", "what was run")
     with Image.open(picture) as image:
         assert image.size == (2100, 945)  # four panels of 3.5 inches, 150 points an inch
         shown = {colour for count, colour in image.convert("RGB").getcolors(2100 * 945) if count > 20}

@@ -6,7 +6,7 @@ import io
 import itertools
 import math
 import textwrap
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from ..theory.staleness import Staleness
 _SHADES = ("#661100", "#44AA99", "#332288", "#882255", "#AA4499", "#999933")  # of variants and of users' own methods
 _VARIANT_MARKS = ("h", "d", "<", ">", "8", "p")
 _LINES = ("-", "--", ":", "-.")
-_FORMATS = ("png", "pdf", "svg")
+_DATED = {"png": "Software", "pdf": "CreationDate", "svg": "Date"}  # by format: the entry that differs between equal files
 _MOST_CURVES = 8  # curves in one panel that can be told apart
 _MOST_BANDS = 7  # curves in one panel whose bands can be told apart; of more, only the first and vanilla's are drawn
 _MOST_ROWS = 6  # settings of one grid that are drawn, a row of panels each
@@ -94,8 +94,7 @@ def drawn_panels(rows: Sequence[Sequence[Panel]], caption: str) -> Any:
             for label, line in _draw_panel(axis, panel).items():
                 lines.setdefault(label, line)
             axis.set_ylabel("" if k and one_quantity else panel.ylabel, fontsize=9)
-    columns = min(len(lines), max(2, 2 * width))
-    _add_legend(figure, lines, loc="outside upper center", ncols=columns)
+    _add_legend(figure, lines, loc="outside upper center", ncols=min(len(lines), 2 * width))
     if caption:
         figure.supxlabel(textwrap.fill(caption, 55 * width), fontsize=8, parse_math=False)
     plt.close(figure)
@@ -113,7 +112,7 @@ def _draw_panel(axis: Any, panel: Panel) -> dict[str, Any]:
             axis.fill_between(curve.x, curve.low, curve.high, color=style["color"], alpha=0.13, linewidth=0)
     axis.set_title(panel.title, fontsize=10)
     axis.set_xlabel(panel.xlabel, fontsize=9)
-    axis.tick_params(labelsize=8)
+    axis.tick_params(which="both", labelsize=8)
     if panel.steps:
         axis.set_xscale("log")
         points = sorted({float(x) for curve in panel.curves for x in curve.x})
@@ -123,7 +122,6 @@ def _draw_panel(axis: Any, panel: Panel) -> dict[str, Any]:
         axis.locator_params(axis="x", nbins=5)
     for name in panel.log:
         axis.set(**{f"{name}scale": "log"})
-        axis.tick_params(which="both", labelsize=8)
     if panel.plain:
         _write_out(axis.yaxis)
     axis.grid(alpha=0.25)
@@ -169,9 +167,9 @@ def _pyplot() -> Any:
 
 def _save(figure: Any, path: Path, kind: str) -> Path:
     """Write a figure into a folder, which is made if need be, with the same bytes for the same figure."""
-    sink, undated = io.BytesIO(), {"png": "Software", "pdf": "CreationDate", "svg": "Date"}[kind]
+    sink = io.BytesIO()
     with _pyplot().rc_context({"svg.hashsalt": "dualdelay"}):  # else the names inside an SVG are random
-        figure.savefig(sink, format=kind, dpi=150, metadata={undated: None})
+        figure.savefig(sink, format=kind, dpi=150, metadata={_DATED[kind]: None})
     make_folder(path.parent)
     write(path, sink.getvalue())
     return path
@@ -185,9 +183,8 @@ def draw(table: Table, path: str | Path, clock: str = "simulated time") -> Path:
     """
     path = Path(path)
     kind = path.suffix.removeprefix(".").lower()
-    if kind not in _FORMATS:
-        endings = ", ".join(f".{name}" for name in _FORMATS)
-        raise BadInput(f"{str(path)!r} cannot be drawn; expected a name that ends in {endings}.")
+    if kind not in _DATED:
+        raise BadInput(f"{str(path)!r} cannot be drawn; expected a name that ends in .{', .'.join(_DATED)}.")
     return _save(drawn(table, clock), path, kind)
 
 
@@ -203,20 +200,18 @@ def drawn(table: Table, clock: str) -> Any:
     height = 3.8 if len(labels) <= _MOST_INSIDE else 4.2 + 0.1 * len(labels)
     size = (5.2 * len(columns), height + 3.2 * (len(shown) - 1))
     figure, axes = plt.subplots(len(shown), len(columns), figsize=size, squeeze=False, layout="constrained")
-    failures = _failures(table)
-    styles = {
-        label: {**style, "label": _visible(label) + failures.get(label, "")} for label, style in _looks(labels).items()
-    }
+    looks, failures = _looks(labels), _failures(table)
+    texts = {label: _visible(label) + failures.get(label, "") for label in (*labels, *failures)}
     for axes_of_row, (setting, rows, best) in zip(axes, shown, strict=True):
         for axis, (column, title) in zip(axes_of_row, columns, strict=True):
-            _draw_curves(axis, table, rows, column, {label: styles[label] for label in best})
+            _draw_curves(axis, table, rows, column, {label: {**looks[label], "label": texts[label]} for label in best})
             axis.set(xlabel=clock, ylabel=title, title=setting if len(settings) > 1 else "")
             axis.title.set(fontsize=9, parse_math=False)
             axis.grid(alpha=0.3)
             axis.spines[["top", "right"]].set_visible(False)
     for label in failures:
         if label not in table.algorithm:  # all its runs failed: it is in the legend alone
-            axes[0][0].plot([], [], label=_visible(label) + failures[label], linestyle="none")
+            axes[0][0].plot([], [], label=texts[label], linestyle="none")
     lines = {label: line for axis in axes[:, 0] for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     if len(labels) <= _MOST_INSIDE:
         _add_legend(axes[0][0], lines)
@@ -261,12 +256,10 @@ def _looks(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
     """A look for each label: its method's colour, and another kind of line for each further variant of the method."""
     looks: dict[str, dict[str, Any]] = {}
     variants: Counter[str] = Counter()
-    colours = {name: kind.colour for name, kind in ALGORITHMS.items() if kind.colour != Algorithm.colour}
-    shades = itertools.cycle(_SHADES)  # of methods that have no colour
+    known = {name: kind.colour for name, kind in ALGORITHMS.items() if kind.colour != Algorithm.colour}
+    colours = defaultdict(itertools.cycle(_SHADES).__next__, known)  # methods without a colour have the shades in turn
     for label in labels:
         name = label.partition("[")[0]
-        if name not in colours:
-            colours[name] = next(shades)
         again, line = divmod(variants[name], len(_LINES))
         looks[label] = {"color": colours[name], "linestyle": _LINES[line], "linewidth": 1.0 if again else 1.8}
         variants[name] += 1

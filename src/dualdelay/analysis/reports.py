@@ -133,17 +133,17 @@ def sentence(sweep: Sweep) -> str:
 
 def _ranking(methods: Mapping[str, Sequence[Run | None]], where: str) -> str:
     """Which methods end lowest in the mean over all seeds; one with a run that failed or diverged is not ranked."""
-    final, warnings = {}, []
+    ended: dict[str, list[Run]] = {}
+    warnings = []
     for name, runs in methods.items():
-        ends = [math.nan if run is None else float(run.metrics.objective[-1]) for run in runs]
-        if all(map(math.isfinite, ends)):
-            final[name] = float(np.mean(ends))
+        finite = [run for run in runs if run is not None and math.isfinite(run.metrics.objective[-1])]
+        if len(finite) == len(runs):
+            ended[name] = finite
         else:
-            failed = sum(not math.isfinite(end) for end in ends)
-            warnings.append(f"{name} failed or diverged in {failed} of {len(ends)} runs")
+            warnings.append(f"{name} failed or diverged in {len(runs) - len(finite)} of {len(runs)} runs")
+    starts = {name: float(np.mean([run.metrics.objective[0] for run in runs])) for name, runs in ended.items()}
+    final = {name: float(np.mean([run.metrics.objective[-1] for run in runs])) for name, runs in ended.items()}
     order = sorted(final, key=lambda name: final[name])
-    ended = {name: [run for run in methods[name] if run is not None] for name in order}
-    starts = {name: float(np.mean([run.metrics.objective[0] for run in ended[name]])) for name in order}
     warnings += [f"{name} ends above where it began" for name in order if final[name] > starts[name]]
     rest = f" {'; '.join(warnings)}." if warnings else ""
     if not order:
@@ -151,10 +151,10 @@ def _ranking(methods: Mapping[str, Sequence[Run | None]], where: str) -> str:
     best, *others = order
     if not others and not warnings:
         return f"{where}{best} ends with objective {number(final[best])}."
-    updates = {name: f"{np.mean([run.version for run in ended[name]]):,.0f}" for name in order}
+    updates = {name: f"{np.mean([run.version for run in runs]):,.0f}" for name, runs in ended.items()}
     ranked = "; ".join(f"{name} {number(final[name])} after {updates[name]}" for name in others[:_MOST_RANKED])
     more = f", and {len(others) - _MOST_RANKED} more" if len(others) > _MOST_RANKED else ""
-    times = {f"{run.time:g}" for name in order for run in ended[name]}
+    times = {f"{run.time:g}" for runs in ended.values() for run in runs}
     when = f"at time {times.pop()}" if len(times) == 1 else "at the end (their times differ)"
     then = f" (then {ranked} updates{more})" if ranked else ""
     return (
@@ -169,14 +169,9 @@ def print_advice(advice: Advice, commands: Sequence[str], missing: Sequence[str]
     if advice.staleness:
         rows = [["wait_for", "updates/s", "gradients/s", "tau_avg", "tau_max", "time spent waiting"]]
         for row in advice.staleness:
-            cells = [f"{row.wait_for}{' *' if row.wait_for == advice.wait_for else ''}", number(row.updates_per_second, 3)]
-            cells += [
-                number(row.arrivals_per_second, 3),
-                number(row.tau_avg, 3),
-                f"{row.tau_max:,}",
-                f"{row.idle_share:.0%}",
-            ]
-            rows.append(cells)
+            means = [number(mean, 3) for mean in (row.updates_per_second, row.arrivals_per_second, row.tau_avg)]
+            advised = " *" if row.wait_for == advice.wait_for else ""
+            rows.append([f"{row.wait_for}{advised}", *means, f"{row.tau_max:,}", f"{row.idle_share:.0%}"])
         print_rows("how stale gradients will be (* advised)", rows, console)
     title = {"dude": "DuDe", "vanilla": "vanilla ASGD", "sync": "synchronous SGD"}[advice.method]
     waiting = f" with wait_for={advice.wait_for}" if advice.method == "dude" and advice.staleness else ""

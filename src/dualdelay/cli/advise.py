@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -84,14 +83,7 @@ def advise(
         if case.problem is None and case.speeds is None:
             raise BadInput(" ".join(case.errors))
         advice = advice_for(
-            case.problem,
-            case.speeds,
-            x=case.x,
-            later=case.later,
-            updates=updates,
-            time=time,
-            seed=case.seed,
-            report=ticks,
+            case.problem, case.speeds, x=case.x, later=case.later, updates=updates, time=time, seed=case.seed, report=ticks
         )
     missing = [*case.errors, *advice.missing]
     commands = _commands(advice, case, updates, time)
@@ -192,16 +184,7 @@ def _values(advice: Advice) -> dict[str, Any]:
     values["table"] = [{name: getattr(row, name) for name in _ROW} for row in advice.staleness]
     values["constants"] = None if advice.constants is None else asdict(advice.constants)
     values["later"] = None if advice.later is None else asdict(advice.later)
-    return {name: _strict(value) for name, value in values.items()}
-
-
-def _strict(value: Any) -> Any:
-    """A value as strict JSON can hold it: what is not finite becomes null."""
-    if isinstance(value, Mapping):
-        return {key: _strict(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_strict(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return values
 
 
 @contextmanager
@@ -211,15 +194,12 @@ def _ticking(report: Report) -> Iterator[Report]:
 
     def repeat() -> None:
         while not ended.wait(0.5):
-            report(*latest[0])
-
-    def update(share: float, text: str) -> None:
-        latest[0] = (share, text)
+            report(*latest[-1])
 
     thread = threading.Thread(target=repeat, daemon=True)
     thread.start()
     try:
-        yield update
+        yield lambda share, text: latest.append((share, text))
     finally:
         ended.set()
         thread.join()

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -23,16 +22,16 @@ from ..core import Algorithm
 from ..core.errors import BadInput, DualDelayError, RunFailed, nearest
 from ..core.version import __version__
 from ..engine.monitor import Logger
-from ..engine.result import EarlyStop, Run, plain
+from ..engine.result import EarlyStop, Run
 from ..problems.cifar10 import cache_folder
 from ..runs import replay as replaying
 from ..runs import resume as resuming
-from ..runs import simulate as running
 from ..runs.names import REGISTRIES, alternatives, call, label, parse, slug, stem
 from ..runs.progress import RunProgress, SweepProgress
 from ..runs.runner import Interrupted
 from ..runs.seeds import unvaried
 from ..runs.settings import Compute, Evaluation, Reporting, Saving, Server, SimulatedFleet
+from ..runs.simulate import run_one
 from ..runs.spec import Options
 from ..runs.sweep import Point, label_of, named, one_table, run_points
 from ..simulation.availability import announced
@@ -117,30 +116,21 @@ class Common:
     """Write metrics, faults, rates and delays into this folder about once a second, for: tensorboard --logdir PATH"""
     json: Json = False
 
-    def evaluation(self) -> Evaluation:
-        """When the run is evaluated, and when it stops early."""
+    def options(self, folder: Path, batch: bool | None = None) -> Options:
+        """What the runs of a command have in common; ``batch`` says whether jobs may be computed many in one call."""
         early = self.target is not None or self.patience is not None
         if not early and self.metric != "objective":
             raise BadInput(f"metric {self.metric} is given, but neither target nor patience; give one of the two.")
-        return Evaluation(
-            self.evaluate_every,
-            self.evaluate_seconds,
-            self.evaluate_samples,
-            best_by=self.keep_best,
-            early_stop=EarlyStop(self.metric, self.target, self.patience) if early else None,
+        stop = EarlyStop(self.metric, self.target, self.patience) if early else None
+        when = (self.evaluate_every, self.evaluate_seconds, self.evaluate_samples)
+        return Options(
+            self.updates,
+            self.time,
+            Saving(folder, self.checkpoint_every, self.keep),
+            Evaluation(*when, best_by=self.keep_best, early_stop=stop),
+            Compute(self.device, self.cores, self.precision, self.threads, batch, self.table),
+            Server(self.start, self.optimizer, self.schedule, self.on_nonfinite),
         )
-
-    def server(self) -> Server:
-        """How the server begins and moves the weights."""
-        return Server(self.start, self.optimizer, self.schedule, self.on_nonfinite)
-
-    def compute(self, batch: bool | None = None) -> Compute:
-        """Where a simulation is computed."""
-        return Compute(self.device, self.cores, self.precision, self.threads, batch, self.table)
-
-    def saving(self, folder: Path) -> Saving:
-        """Where the run is kept."""
-        return Saving(folder, self.checkpoint_every, self.keep)
 
     def simulated_workers(self, speeds: SpeedModel, workers: int) -> SimulatedFleet:
         """So many simulated workers with these speeds."""
@@ -156,9 +146,8 @@ class Common:
             return None
         if name not in REGISTRIES["fleet"]:
             raise BadInput(f"there is no fleet {name!r}; {nearest(name, ['simulated', *REGISTRIES['fleet']])}")
-        changed = {field.name for field in fields(self) if getattr(self, field.name) != field.default}
-        flags = [f"--{name}" for name in _SIMULATION_FLAGS if name in changed]
-        if flags:
+        changed = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
+        if flags := [f"--{name}" for name in changed if name in _SIMULATION_FLAGS]:
             raise BadInput(
                 f"{' and '.join(flags)} cannot be chosen for real workers (--fleet {fleet}): they are as fast as they are. "
                 "Leave it out, or simulate them (--fleet simulated). Threads are a setting of the fleet: 'ray[threads=2]'."
@@ -188,23 +177,9 @@ def train(
     real, problem = common.real_workers(fleet), shared.make_problem(common.problem, seed)
     folder = common.folder or shared.free_folder(f"{slug(label(method))}-seed{seed}")
     with _continued_by(f"dualdelay resume {folder}"), _boards(common.tensorboard) as log:
-        if real is None:
-            speeds = shared.make_speeds(common.speeds, problem.workers, seed)
-            workers = common.simulated_workers(speeds, problem.workers)
-            begin = partial(running.simulate, speeds=workers, compute=common.compute())
-        else:
-            begin = partial(running.train, fleet=real)
-        run = begin(
-            method,
-            problem,
-            updates=common.updates,
-            time=common.time,
-            seed=seed,
-            watch=Reporting(log=log),
-            folder=common.saving(folder),
-            evaluation=common.evaluation(),
-            server=common.server(),
-        )
+        n = problem.workers
+        workers = real or common.simulated_workers(shared.make_speeds(common.speeds, n, seed), n)
+        run = run_one(common.options(folder), method, problem, workers, seed, Reporting(log=log))
     _print_run(run, common.json, "train")
 
 
@@ -238,12 +213,9 @@ def compare(
             yield Reporting([watcher], log, progress=False)
 
     with _continued_by(f"the same command and --folder {folder}"), SweepProgress() as report:
-        points = _points(common, methods, seeds, folder)
-        compute = common.compute(batch=False if common.tensorboard else None)
-        settings = (common.saving(folder), common.evaluation(), compute, common.server())
         sweep = run_points(
-            points,
-            Options(common.updates, common.time, *settings),
+            _points(common, methods, seeds, folder),
+            common.options(folder, batch=False if common.tensorboard else None),
             watch=Reporting(progress=False, report=report),
             display=display,
             notes=[f"the same for all seeds: {what}" for what in _constants(common, seeds)],
@@ -256,7 +228,7 @@ def compare(
         console.print(f"note: {note}.")
     for k, why in sweep.failed.items():
         console.print(f"failed: {label_of(sweep.points[k])} seed {sweep.points[k]['seed']}: {why}")
-    rows = [{"algorithm": name, "seed": seed, **plain(run.summary())} for name, seed, run in sweep.ended]
+    rows = [{"algorithm": name, "seed": seed, **run.summary()} for name, seed, run in sweep.ended]
     shared.finish(common.json, "compare", folder=str(folder), figure=figure, runs=rows, failed=len(sweep.failed))
     if sweep.failed:
         raise RunFailed(f"{len(sweep.failed)} of {len(sweep.runs)} runs did not come to their end.")
@@ -283,7 +255,7 @@ def _constants(common: Common, seeds: Sequence[int]) -> list[str]:
     constants: dict[str, None] = {}
     for text, speeds in itertools.product(alternatives(common.problem), alternatives(common.speeds)):
         problem = parse("problem", text)
-        constants |= dict.fromkeys(unvaried(problem, shared.parse_speeds(speeds, problem.workers), seeds))
+        constants |= dict.fromkeys(unvaried(problem, parse("speeds", speeds, n=problem.workers), seeds))
     return list(constants)
 
 
@@ -348,7 +320,7 @@ def _print_run(run: Run, json: bool, command: str) -> None:
     clock = "seconds" if Folder(folder).record().real else "simulated time"
     figure = shared.print_figure(lambda: draw(one_table(name, run), folder / "figure.png", clock), console)
     console.print(f"folder: {folder}")
-    shared.finish(json, command, folder=str(folder), figure=figure, algorithm=name, **plain(run.summary()))
+    shared.finish(json, command, folder=str(folder), figure=figure, algorithm=name, **run.summary())
 
 
 def replay(

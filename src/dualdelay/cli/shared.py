@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json as jsonlib
-import re
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +17,7 @@ from rich.console import Console
 
 from ..core import Problem
 from ..core.errors import BadInput
-from ..runs.names import REGISTRIES, parameters, parse, require_text
+from ..runs.names import parse
 from ..runs.seeds import seeded_problem, seeded_speeds
 from ..simulation.speeds import SpeedModel
 
@@ -41,33 +42,15 @@ def make_problem(text: str, seed: int) -> Problem:
     return seeded_problem(parse("problem", text), seed)
 
 
-def parse_speeds(text: str, workers: int) -> SpeedModel:
-    """The speed model that a text names; the number of workers may be left out of it, also inside brackets."""
-    require_text(text)
-
-    def fill_in(match: re.Match[str]) -> str:
-        """Give a model that takes a number of workers this one, unless its own settings have it."""
-        settings = text[match.end() :]
-        while (outside := re.sub(r"[\[(][^][()]*[])]", "", settings)) != settings:  # those of models within it
-            settings = outside
-        names = re.findall(r"(\w+)\s*=", settings.partition("]")[0])
-        lacks = "n" in parameters(REGISTRIES["speeds"][match[1]]) and "n" not in names
-        return f"{match[0]}n={workers}," if lacks else match[0]
-
-    filled = re.sub(rf"\b({'|'.join(REGISTRIES['speeds'])})\[", fill_in, text)
-    speeds: SpeedModel = parse("speeds", filled, n=workers)
-    return speeds
-
-
 def make_speeds(text: str, workers: int, seed: int) -> SpeedModel:
-    """The speed model that a text names, for so many workers and in a run with this seed."""
-    return seeded_speeds(parse_speeds(text, workers), seed)
+    """The speed model that a text names in a run with this seed; it may leave out the number of workers, also inside."""
+    return seeded_speeds(parse("speeds", text, n=workers), seed)
 
 
 def free_folder(name: str) -> Path:
     """A folder under runs/ that does not exist yet."""
-    base = Path("runs") / name
-    return next(p for p in (base, *(base.with_name(f"{base.name}-{k}") for k in range(2, 10_000))) if not p.exists())
+    paths = (Path("runs") / f"{name}{end}" for end in itertools.chain([""], (f"-{k}" for k in itertools.count(2))))
+    return next(path for path in paths if not path.exists())
 
 
 def make_console(json: bool) -> Console:
@@ -94,4 +77,13 @@ def print_figure(draw: Callable[[], Path], console: Console) -> str | None:
 def finish(json: bool, command: str, **values: Any) -> None:
     """Print the line of JSON that ends a command, if it was asked for."""
     if json:
-        print(jsonlib.dumps({"command": command, **values}))
+        print(jsonlib.dumps(_strict({"command": command, **values})))
+
+
+def _strict(value: Any) -> Any:
+    """A value as strict JSON can hold it: what is not finite becomes null."""
+    if isinstance(value, Mapping):
+        return {key: _strict(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_strict(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,10 @@ from ..core.errors import BadInput, RunFailed
 from ..engine.result import Run
 from ..runs.settings import Compute, Evaluation, Reporting, Saving, Server, SimulatedFleet
 from ..runs.spec import Options
-from ..runs.sweep import Point, run_points
+from ..runs.sweep import Point, Report, run_points
 from ..storage.files import make_folder, write
 from .experiment import Cell, Experiment, Key, classes, draws
 
-Report = Callable[[float, str], None]
 CURVES = ("time", "version", "objective", "pooled_loss", "accuracy")
 _DIGITS = 7  # of a number in a file: what float32 has
 
@@ -31,7 +30,7 @@ def compute(
     device: str | None = None,
     precision: str = "float32",
     cores: int | None = None,
-    report: Report | None = None,
+    report: Report = lambda share, text: None,
 ) -> None:
     """Compute every run that the folder does not hold yet.
 
@@ -64,10 +63,9 @@ def compute(
             done += len(batch)
 
 
-def _report_batch(report: Report | None, done: int, count: int, total: int, place: str, share: float, text: str) -> None:
+def _report_batch(report: Report, done: int, count: int, total: int, place: str, share: float, text: str) -> None:
     """Report how far all runs are, from how far the next ``count`` are."""
-    if report is not None:
-        report((done + share * count) / total, f"{done:,} of {total:,} runs; {place}")
+    report((done + share * count) / total, f"{done:,} of {total:,} runs; {place}")
 
 
 def run_batch(
@@ -116,8 +114,8 @@ def _path(cell: Cell, folder: Path) -> Path:
 def load(cell: Cell, folder: Path) -> dict[str, Any]:
     """The content of a cell's file; of one that is not there, the content without runs."""
     e, path = cell.experiment, _path(cell, folder)
-    about = {"problem": e.problem, "workers": e.workers, "std": cell.std, "seed": cell.seed, "updates": e.updates}
-    about["evaluations"] = e.evaluations
+    about = {"problem": e.problem, "workers": e.workers, "std": cell.std, "seed": cell.seed}
+    about |= {"updates": e.updates, "evaluations": e.evaluations}
     empty = {"about": about, "horizon": cell.horizon, "speeds": cell.times, "splits": {}, "computed": [], "runs": {}}
     try:
         content: dict[str, Any] = json.loads(path.read_bytes())

@@ -15,6 +15,7 @@ import torch
 from ..algorithms import MIFA, DuDe, FedBuff, ShuffledASGD, SyncSGD, UniformASGD, VanillaASGD
 from ..core import Algorithm, Problem
 from ..core.errors import BadInput, nearest, require_positive, require_whole
+from ..core.settings import check_settings, whole
 from ..problems.network import Network
 from ..problems.splits import deal
 from ..runs.names import build, call
@@ -46,21 +47,19 @@ class Experiment:
     asynchronous method makes ``updates`` updates; those of one seed have the same split, initial weights and minibatches.
     """
 
-    workers: int
-    alphas: tuple[float, ...]
+    workers: int = whole()
+    alphas: tuple[float, ...] = (0.1, 0.5)
     stds: tuple[float, ...] = (1.0, 5.0)
     seeds: tuple[int, ...] = (0, 1, 2)
     steps: tuple[float, ...] = (0.001, 0.005, 0.01)
     wait_for: tuple[int, ...] = (1,)
     methods: tuple[str, ...] = tuple(TITLES)
-    updates: int = 20_000
-    evaluations: int = 25
+    updates: int = whole(20_000)
+    evaluations: int = whole(25)
     problem: str = "cifar10[minimum=1]"
 
     def __post_init__(self) -> None:
-        require_whole("workers", self.workers, 1)
-        require_whole("updates", self.updates, 1)
-        require_whole("evaluations", self.evaluations, 1)
+        check_settings(self)
         for name in ("alphas", "stds", "steps"):
             for value in getattr(self, name):
                 require_positive(name, value)
@@ -101,7 +100,7 @@ class Experiment:
 
 
 FIGURES = {
-    "figure1": Experiment(10, (0.1, 0.5)),
+    "figure1": Experiment(10),
     "figure2": Experiment(30, (0.05, 0.1)),
     # what reviewers of the paper asked for: the most heterogeneous data, until accuracy does not rise any more
     "saturation": Experiment(10, (0.1,), (1.0,), updates=100_000, steps=(0.01, 0.02, 0.05), wait_for=(1, 2, 3, 5)),
@@ -168,9 +167,8 @@ class Cell:
 
     def wanted(self) -> Iterator[Key]:
         """The keys of all runs of the cell."""
-        return itertools.starmap(
-            Key, itertools.product(self.experiment.alphas, self.experiment.makers, self.experiment.steps)
-        )
+        e = self.experiment
+        return itertools.starmap(Key, itertools.product(e.alphas, e.makers, e.steps))
 
 
 def classes(problem: Problem) -> list[list[int]]:

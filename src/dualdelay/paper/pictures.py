@@ -1,13 +1,12 @@
-"""The paper's figures, drawn from its runs."""
+"""The panels of the paper's figures, made from its runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 
-from ..analysis.figures import Curve, Panel, draw_panels
+from ..analysis.figures import Curve, Panel
 from .experiment import title
 from .tables import Choice, Outcome, by_step, heading
 
@@ -15,13 +14,8 @@ _CLOCK = "simulated time (1,000 asynchronous updates)"
 _QUANTITIES = (("objective", "training loss F"), ("accuracy", "test accuracy"))
 
 
-def draw_figure(choices: Sequence[Choice], updates: int, points: int, path: Path, caption: str) -> list[Path]:
-    """Draw loss above accuracy over simulated time, a column for each panel; side by side if there is one."""
-    return draw_panels(figure_panels(choices, updates, points), path, caption)
-
-
 def figure_panels(choices: Sequence[Choice], updates: int, points: int) -> list[list[Panel]]:
-    """The rows of panels that ``draw_figure`` draws."""
+    """Loss above accuracy over simulated time, a column for each panel; side by side if there is one."""
     panels = sorted({choice.panel for choice in choices})
     rows = []
     for name, ylabel in _QUANTITIES:
@@ -42,13 +36,8 @@ def _band(choice: Choice, name: str, updates: int, points: int) -> Curve:
     return Curve(choice.method, title(choice.method), times / 1000, mean, mean - std, mean + std)
 
 
-def draw_steps(runs: Sequence[Outcome], path: Path, caption: str) -> list[Path]:
-    """Draw the training loss at the end against the step, for every method and panel."""
-    return draw_panels([step_panels(runs)], path, caption)
-
-
 def step_panels(runs: Sequence[Outcome]) -> list[Panel]:
-    """The panels that ``draw_steps`` draws."""
+    """A row with the training loss at the end against the step, for every method and panel."""
     curves: dict[tuple[float, float], list[Curve]] = {}
     for (panel, method), tried in by_step(runs).items():
         losses = [np.array([run.final("objective") for run in tried[lr]]) for lr in sorted(tried)]
@@ -58,13 +47,8 @@ def step_panels(runs: Sequence[Outcome]) -> list[Panel]:
     return [Panel(heading(panel), "step size", quantity, curves[panel], steps=True) for panel in sorted(curves)]
 
 
-def draw_seeds(choices: Sequence[Choice], about: Callable[[int], str], path: Path, caption: str) -> list[Path]:
-    """Draw one panel's loss, and below it its accuracy, for each seed by itself; ``about`` describes a seed."""
-    return draw_panels(seed_panels(choices, about), path, caption)
-
-
 def seed_panels(choices: Sequence[Choice], about: Callable[[int], str]) -> list[list[Panel]]:
-    """The rows of panels that ``draw_seeds`` draws."""
+    """One panel's loss, and below it its accuracy, for each seed by itself; ``about`` describes a seed."""
     seeds = [run.seed for run in choices[0].runs]
     columns = next(count for count in (3, 2, len(seeds)) if len(seeds) % count == 0)
     rows = []

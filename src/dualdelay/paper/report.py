@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
+from ..analysis.figures import draw_panels
 from ..analysis.reports import print_rows
 from ..core.errors import BadInput
 from ..storage.files import make_folder, save_table, write
@@ -52,9 +53,10 @@ def write_all(
     write(files[2], values.encode())
     caption = f"{setting}; each method at the step with the lowest loss at the end; mean and standard deviation over seeds"
     try:
-        files += pictures.draw_figure(choices, experiment.updates, experiment.evaluations, folder / name, caption)
+        panels = pictures.figure_panels(choices, experiment.updates, experiment.evaluations)
+        files += draw_panels(panels, folder / name, caption)
         if len(experiment.steps) > 1:
-            files += pictures.draw_steps(runs, folder / "steps", f"{setting}; mean over seeds")
+            files += draw_panels([pictures.step_panels(runs)], folder / "steps", f"{setting}; mean over seeds")
     except BadInput as error:  # there is no matplotlib
         console.print(f"no figure: {error}")
     failed = sum(not math.isfinite(run.final("objective")) for run in runs)

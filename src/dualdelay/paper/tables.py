@@ -56,13 +56,11 @@ def outcomes(experiment: Experiment, folder: Path) -> list[Outcome]:
     """Every run of the experiment that the folder holds."""
     runs = []
     for cell, alpha, method, lr, record in records(experiment, folder):
-        panel = (alpha, cell.std)
-        if "failed" in record:
-            runs.append(Outcome(panel, cell.seed, method, lr, 0, 0, {}, record["failed"]))
-            continue
-        curves = {name: np.array(record[name], dtype=np.float64) for name in CURVES}
-        curves["time"] *= cell.rate
-        runs.append(Outcome(panel, cell.seed, method, lr, record["updates"], record["tau_max"], curves))
+        curves = {name: np.array(record[name], dtype=np.float64) for name in CURVES if "failed" not in record}
+        if curves:
+            curves["time"] *= cell.rate
+        counts = (record.get("updates", 0), record.get("tau_max", 0))
+        runs.append(Outcome((alpha, cell.std), cell.seed, method, lr, *counts, curves, record.get("failed")))
     return runs
 
 
@@ -159,11 +157,11 @@ def paired(choices: Sequence[Choice]) -> Rows:
 def steps(runs: Sequence[Outcome]) -> Rows:
     """The training loss at the end of each method for every step."""
     lrs = sorted({run.lr for run in runs})
-    rows = [["panel", "method", *(f"{lr:g}" for lr in lrs)]]
-    order = list(dict.fromkeys(run.method for run in runs))
-    for (panel, method), tried in sorted(by_step(runs).items(), key=lambda item: (item[0][0], order.index(item[0][1]))):
+    rows, table = [["panel", "method", *(f"{lr:g}" for lr in lrs)]], by_step(runs)
+    for choice in choose(runs):
+        tried = table[choice.panel, choice.method]
         cells = [spread(np.array([run.final("objective") for run in tried[lr]])) if lr in tried else "" for lr in lrs]
-        rows.append([heading(panel), method, *cells])
+        rows.append([heading(choice.panel), choice.method, *cells])
     return rows
 
 

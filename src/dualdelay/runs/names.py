@@ -90,8 +90,8 @@ def require_parameters(name: str, known: Mapping[str, inspect.Parameter], values
         raise BadInput(f"{name} needs {', '.join(lacking)}: write {name}[{','.join(f'{key}=...' for key in lacking)}].")
 
 
-def call(text: str) -> tuple[str, dict[str, Any]]:
-    """The name and the settings of a text such as ``dude[lr=0.05]``."""
+def call(text: str, **defaults: Any) -> tuple[str, dict[str, Any]]:
+    """The name and the settings of a text such as ``dude[lr=0.05]``; ``defaults`` are for what is named inside it."""
     require_text(text)
     name, bracket, rest = text.strip().partition("[")
     if bracket and not rest.endswith("]"):
@@ -103,7 +103,7 @@ def call(text: str) -> tuple[str, dict[str, Any]]:
             raise BadInput(f"{shown(part)} in {shown(text)} is no setting; expected parameter=value.")
         if key.strip() in values:
             raise BadInput(f"{shown(text)} gives {shortened(key.strip())} twice; give it once.")
-        values[key.strip()] = _value(value.strip())
+        values[key.strip()] = _value(value.strip(), defaults)
     return name, values
 
 
@@ -122,7 +122,7 @@ def require_text(text: str) -> None:
 
 def parse(kind: str, text: str, **defaults: Any) -> Any:
     """Make what a text such as ``dude[lr=0.05]`` names; ``defaults`` fill in what it has and the text leaves out."""
-    name, values = call(text)
+    name, values = call(text, **defaults)
     if name in REGISTRIES[kind]:
         known = parameters(REGISTRIES[kind][name])
         values = {key: value for key, value in defaults.items() if key in known} | values
@@ -157,7 +157,7 @@ def _split(text: str, at: str = ",") -> list[str]:
     return [part for part in (*parts, part) if part.strip()]
 
 
-def _value(text: str) -> Any:
+def _value(text: str, defaults: Mapping[str, Any]) -> Any:
     words = {"true": True, "false": False, "none": None, "inf": math.inf, "infinity": math.inf}
     if text.lower() in words:
         return words[text.lower()]
@@ -171,7 +171,7 @@ def _value(text: str) -> Any:
     name = text.partition("[")[0]
     for kind, registry in REGISTRIES.items():
         if name in registry and "[" in text:
-            return parse(kind, text)
+            return parse(kind, text, **defaults)
     return text
 
 

@@ -81,7 +81,7 @@ def resume(
         again = GivenAgain(own, algorithm, optimizer, schedule, metrics, speeds, cores)
         spec = spec_of(record, place, again, _real_workers(place, record, fleet), "resume")
         if updates is not None or time is not None:
-            record, spec = record.ending(updates, time), replace(spec, updates=updates, time=time)
+            record, spec = replace(record, updates=updates, time=time), replace(spec, updates=updates, time=time)
         return go_on(place, spec, record, reporting)
 
 

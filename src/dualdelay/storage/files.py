@@ -54,14 +54,10 @@ def write(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".{path.name}.part")
     with disk_errors(f"write {path}", f"{INTACT}; make room or choose another folder, then resume."):
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-            try:
-                rest = memoryview(data)
-                while rest:
-                    rest = rest[os.write(descriptor, rest) :]
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
             temporary.replace(path)
             sync_folder(path.parent)
         except OSError:
@@ -131,17 +127,17 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
     write(path, json.dumps({**values, "digest": json_digest(values)}, indent=1).encode())
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read plain values that were written with a digest; the file must exist."""
-    data = read(path)
-    try:
+def read_json(path: Path, run: str | None = None) -> dict[str, Any]:
+    """Read plain values that were written with a digest: those of this run, or any."""
+    data, intact = read(path), False
+    with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
         values = json.loads(data)
-        digest = values.pop("digest")
-        if isinstance(values, dict) and digest == json_digest(values):
-            return values
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        pass
-    raise Damaged(f"{path} is damaged, or was changed since it was written")
+        intact = values.pop("digest") == json_digest(values)
+    if not intact:
+        raise Damaged(f"{path} is damaged, or was changed since it was written")
+    if run is not None and values.get("run") != run:
+        raise Damaged(f"{path} is that of another run")
+    return dict(values)
 
 
 def pack(value: Any, tensors: dict[int, tuple[str, Tensor]]) -> Any:
@@ -149,13 +145,13 @@ def pack(value: Any, tensors: dict[int, tuple[str, Tensor]]) -> Any:
     if isinstance(value, Tensor):
         return {"tensor": tensors.setdefault(id(value), (f"t{len(tensors)}", value))[0]}
     if isinstance(value, (set, frozenset)):
-        return {"set": [pack(item, tensors) for item in sorted(value)]}
+        return {"set": pack(sorted(value), tensors)}
     if isinstance(value, tuple):
-        return {"tuple": [pack(item, tensors) for item in value]}
+        return {"tuple": pack(list(value), tensors)}
     if isinstance(value, list):
         return [pack(item, tensors) for item in value]
     if isinstance(value, dict):
-        return {"dict": [[pack(key, tensors), pack(item, tensors)] for key, item in value.items()]}
+        return {"dict": pack([list(pair) for pair in value.items()], tensors)}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise BadInput(f"a {type(value).__name__} cannot be saved; keep numbers, texts, tensors, lists and sets in a state.")
@@ -166,13 +162,9 @@ def unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(value, list):
         return [unpack(item, tensors) for item in value]
     if isinstance(value, dict):
-        if "tensor" in value:
-            return tensors[value["tensor"]]
-        if "tuple" in value:
-            return tuple(unpack(item, tensors) for item in value["tuple"])
-        if "set" in value:
-            return set(unpack(value["set"], tensors))
-        return {unpack(key, tensors): unpack(item, tensors) for key, item in value["dict"]}
+        ((kind, content),) = value.items()
+        make: Mapping[str, Any] = {"tensor": tensors.__getitem__, "tuple": tuple, "set": set, "dict": dict}
+        return make[kind](unpack(content, tensors))
     return value
 
 
@@ -205,10 +197,7 @@ def save_weights(path: Path, weights: Mapping[str, Tensor], run: str = "") -> st
 
 
 def load_weights(path: Path, run: str | None = None, *, reports: list[str] | None = None) -> dict[str, Tensor]:
-    """Read a state dict: that of this run, or any, which need not have a digest.
-
-    Wrong weights are an error, or are added to the ``reports`` of a caller that reads damaged files on purpose.
-    """
+    """Read a state dict: that of this run, or any, which need not have a digest; for ``reports`` see ``report_damage``."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -280,10 +269,7 @@ def save_record(path: Path, columns: Mapping[str, Any], run: str, about: Mapping
 def load_record(
     path: Path, run: str, names: Iterable[str] = (), *, reports: list[str] | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read the columns of a run, which must include these names, and what was written about them.
-
-    A wrong digest is an error, or is added to the ``reports`` of a caller that reads damaged files on purpose.
-    """
+    """Read a run's columns, which must include these names, and what was written about them."""
     columns, about = load_table(path)
     digest = about.pop("digest", None)
     message = f"{path} is damaged: its columns are not those that were written"

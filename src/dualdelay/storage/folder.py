@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,28 +59,23 @@ class Folder:
         self._events = 0  # those in the saved parts of the trace
         self._course = Course()  # the digest of these parts
         self._record: RunRecord | None = None  # as it was read or written last
-        self._key = ""
 
-    def __enter__(self) -> Folder:
-        self.hold()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def hold(self) -> None:
+    def hold(self) -> Folder:
         """Lock the folder, unless it is locked already."""
         if self._lock is None:
             for path in (self.path / name for name in _SUBFOLDERS):
                 if path.is_symlink():
                     raise BadInput(f"{path} is a link to another place, which no run makes; it is not followed.")
             self._lock = Lock(self.path)
+        return self
 
-    def close(self) -> None:
+    def close(self, *_: object) -> None:
         """Let other processes and threads write to the folder."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+
+    __enter__, __exit__ = hold, close
 
     @staticmethod
     def require_new(path: Path) -> None:
@@ -136,11 +132,10 @@ class Folder:
         """The record, as it was read or written last."""
         return self._record or self.record()
 
-    @property
+    @cached_property
     def key(self) -> str:
         """What every file of the run names it by."""
-        self._key = self._key or self.known.key
-        return self._key
+        return self.known.key
 
     def write_record(self, record: RunRecord) -> None:
         """Write the record, with the format of the folder and a digest of itself."""
@@ -317,14 +312,12 @@ class Folder:
 
     def failure(self) -> str:
         """Why the run could not go on; empty if it has not failed."""
-        path = self.path / "failed.json"
         try:
-            failed = files.read_json(path)
+            return str(files.read_json(self.path / "failed.json", self.key).get("why"))
         except Missing:
             return ""
         except Damaged as error:
             return str(error)
-        return str(failed.get("why")) if failed.get("run") == self.key else f"{path} is that of another run"
 
     def fail(self, why: str) -> None:
         """Write down why the run could not go on."""
@@ -353,14 +346,10 @@ class Folder:
 
     def result(self) -> dict[str, Any] | None:
         """How the run ended, or None if it has not; raises Damaged if that cannot be known."""
-        path = self.path / "result.json"
         try:
-            result = files.read_json(path)
+            return files.read_json(self.path / "result.json", self.key)
         except Missing:
             return None
-        if result.get("run") != self.key:
-            raise Damaged(f"{path} is that of another run")
-        return result
 
     def finished(self) -> dict[str, Any]:
         """How the run ended; refuses a run that has not ended."""
@@ -379,13 +368,13 @@ class Folder:
         return Table(columns)
 
     def weights(self, name: str, reports: list[str] | None = None) -> dict[str, Tensor]:
-        """Weights of a finished run: model or best; for ``reports`` see ``load_weights``."""
+        """Weights of a finished run: model or best; for ``reports`` see ``report_damage``."""
         weights = files.load_weights(self.path / f"{name}.safetensors", self.key, reports=reports)
         self._require_listed(f"{name}.safetensors", files.weights_digest(weights, self.key), reports)
         return weights
 
     def trace(self, reports: list[str] | None = None) -> Trace:
-        """The trace of a finished run; for ``reports`` see ``load_record``."""
+        """The trace of a finished run; for ``reports`` see ``report_damage``."""
         columns, about = files.load_record(self.path / "trace.parquet", self.key, ARRIVAL_COLUMNS, reports=reports)
         self._require_listed("trace.parquet", about["digest"], reports)
         if not is_trace(columns, about.get("events")):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -102,10 +102,6 @@ class RunRecord:
         """The settings that another record has otherwise, but for where and in which company the run was computed."""
         names = [f.name for f in fields(self) if f.name not in _COMPUTED]
         return [name for name in names if getattr(self, name) != getattr(other, name)]
-
-    def ending(self, updates: int | None, time: float | None) -> RunRecord:
-        """The same with other ends."""
-        return replace(self, updates=updates, time=time)
 
 
 def _is_a(kind: Any, value: object) -> bool:
