@@ -47,7 +47,6 @@ from dualdelay.core import Order
 from dualdelay.engine.delays import delay_grids
 from dualdelay.runs.names import parse
 from dualdelay.workers.messages import Reply
-from dualdelay.workers.testing import VirtualTime
 
 # ======================================================================================================================
 # ADAPTER. Whatever a restructuring may rename is reached from here alone. Scenarios are written with the names on the left;
@@ -173,7 +172,7 @@ class Fleet:
 @contextlib.contextmanager
 def virtual_workers() -> Iterator[SimpleNamespace]:
     """``begin(algorithm, problem, fleet, before, schedule, **conduct)`` of a run on virtual time, and the tests' names."""
-    time = VirtualTime()
+    time = virtual.VirtualTime()
 
     def begin(
         algorithm: Any,

@@ -24,6 +24,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -32,7 +33,9 @@ from pathlib import Path
 from typing import Any
 
 import dualdelay as dd
-from dualdelay.workers.testing import LossyRayFleet
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from transports import LossyRayFleet
 
 WORKERS, LR = 6, 0.05
 LOST, REPEATED, LATE, LATEST = 0.02, 0.02, 0.05, 1.0

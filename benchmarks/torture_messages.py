@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,8 +23,10 @@ import dualdelay as dd
 from dualdelay.core.compression import Packed
 from dualdelay.runs.names import REGISTRIES, label
 from dualdelay.workers.messages import Evaluated, Notice, Reply
-from dualdelay.workers.testing import VirtualFleet, VirtualTransport
 from torture_core import Attack, Failure, attempt, must
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from transports import VirtualFleet, VirtualTransport
 
 
 @dataclass(frozen=True, kw_only=True)

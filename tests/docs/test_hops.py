@@ -1,6 +1,6 @@
 """The way of a run that DESIGN.md has is the one that the program takes.
 
-``python tests/docs/test_hops.py`` writes it anew. A hop is a function of the room of runs, or one of another room that it
+``make pages`` writes it anew. A hop is a function of the room of runs, or one of another room that it
 calls, in the order in which they are first entered. Left out are checks, properties and the parts of small values.
 """
 
@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 import dualdelay as dd
-from dualdelay.workers.testing import VirtualFleet
+from transports import VirtualFleet
 
 PAGE = Path(__file__).parents[2] / "DESIGN.md"
 HOPS = re.compile(r"(?<=<!-- begin hops -->\n).*?(?=\n<!-- end hops -->)", re.S)
@@ -88,7 +88,7 @@ def ways() -> str:
 
 
 def test_the_way_of_a_run_is_the_one_on_the_page() -> None:
-    assert HOPS.findall(PAGE.read_text()) == [ways()], "write it again: python tests/docs/test_hops.py"
+    assert HOPS.findall(PAGE.read_text()) == [ways()], "write it again: make pages"
 
 
 if __name__ == "__main__":

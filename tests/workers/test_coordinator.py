@@ -15,8 +15,8 @@ import dualdelay as dd
 from dualdelay.engine.evaluation import Schedule
 from dualdelay.workers.messages import Reply
 from dualdelay.workers.records import MOVES, Status, WorkerRecord
-from dualdelay.workers.testing import VirtualFleet
 from helpers import audit, rounding
+from transports import VirtualFleet
 from virtual import DUDE, STORMS, TRIO, Rough, VirtualRun, fleet_of
 
 

@@ -11,9 +11,9 @@ from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
 from dualdelay.workers.ray_fleet import RayTransport
-from dualdelay.workers.testing import LossyRayFleet
 from helpers import ROUNDED, check_replay, kinds
 from real import Real, Site, kill, small_net
+from transports import LossyRayFleet
 from virtual import RandomWeather
 
 pytestmark = pytest.mark.usefixtures("ray_here")

@@ -17,10 +17,10 @@ from dualdelay.engine.loop import Loop
 from dualdelay.engine.trace import Trace
 from dualdelay.simulation.clocks import RecordedClock
 from dualdelay.simulation.local_fleet import LocalFleet
-from dualdelay.workers.testing import VirtualFleet
 from helpers import check_replay, drift, kinds, operations
 from real import small_net
 from tables import ALGORITHMS
+from transports import VirtualFleet
 from virtual import TRIO, fleet_of
 
 PAIR = TRIO[:2]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import errno
 import math
@@ -65,14 +64,6 @@ def plain_number(value: Any) -> Any:
         return value.item()
     except Exception:  # one without a value, such as a tensor on torch's device "meta"
         return value
-
-
-def take_plain_numbers(record: Any) -> None:
-    """Make the numbers of numpy and torch in a dataclass's fields Python's own."""
-    for field in dataclasses.fields(record):
-        given = getattr(record, field.name, None)
-        if (value := plain_number(given)) is not given:
-            object.__setattr__(record, field.name, value)
 
 
 def is_finite(value: object) -> bool:

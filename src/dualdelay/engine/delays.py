@@ -59,30 +59,27 @@ def last_version(trace: Trace) -> int:
 
 def delays(trace: Trace, *, remembers: bool) -> Delays:
     """Summarise a run's delays; ``remembers`` says whether its method goes on using gradients after their first use."""
-    used = used_in(trace)
-    last = last_version(trace)
-    counted = used <= last
-    first = (used - trace.version)[counted]
-    if not len(first):
+    used, last = used_in(trace), last_version(trace)
+    begin, taken = used[used <= last], trace.version[used <= last]
+    if remembers:
+        _, begin, taken, end = _segments(trace, used, last)
+    if not len(begin):
         return Delays(0, 0.0, 0, 0.0)
-    arrival_max, arrival_avg = int(first.max()), float(first.mean())
+    at_arrival = int((begin - taken).max()), float((begin - taken).mean())
     if not remembers:
-        return Delays(arrival_max, arrival_avg, arrival_max, arrival_avg)
-    begin, taken, end = _segments(trace, used, _places(trace), last)
-    first = begin - taken
-    arrival_max, arrival_avg = int(first.max()), float(first.mean())
+        return Delays(*at_arrival, *at_arrival)
     until = np.minimum(end, max(last - 1, 1))  # the paper's mean is over t = 1..T-1
     count = np.maximum(until - begin + 1, 0)  # iterations begin..until use a gradient taken at version `taken`
     sums = (begin + until) * count // 2 - taken * count
-    return Delays(int((end - taken).max()), float(sums.sum() / count.sum()), arrival_max, arrival_avg)
+    return Delays(int((end - taken).max()), float(sums.sum() / count.sum()), *at_arrival)
 
 
-def _segments(trace: Trace, used: Grid, places: Grid, last: int) -> tuple[Grid, Grid, Grid]:
-    """For each gradient that was used: its first iteration, its version, its last iteration."""
+def _segments(trace: Trace, used: Grid, last: int) -> tuple[Grid, Grid, Grid, Grid]:
+    """For each gradient that was used: its worker, its first iteration, its version, its last iteration."""
     left = [event for event in trace.events if event["kind"] == EventKind.LEFT]
     worker = np.concatenate([trace.worker, [event["worker"] for event in left]]).astype(np.int64)
     begin = np.concatenate([used, [event["version"] + 1 for event in left]]).astype(np.int64)
-    place = np.concatenate([places, [2 * event["row"] for event in left]]).astype(np.int64)
+    place = np.concatenate([_places(trace), [2 * event["row"] for event in left]]).astype(np.int64)
     taken = np.concatenate([trace.version, np.full(len(left), -1)])  # -1: nothing of this worker is in use any more
     order = np.lexsort((place, begin, worker))
     worker, begin, taken = worker[order], begin[order], taken[order]
@@ -90,7 +87,7 @@ def _segments(trace: Trace, used: Grid, places: Grid, last: int) -> tuple[Grid, 
     same = worker[1:] == worker[:-1]
     end[:-1][same] = np.minimum(begin[1:][same] - 1, last)
     kept = (taken >= 0) & (begin <= end)
-    return begin[kept], taken[kept], end[kept]
+    return worker[kept], begin[kept], taken[kept], end[kept]
 
 
 def delay_grids(trace: Trace, workers: int) -> tuple[Grid, Grid]:
@@ -98,13 +95,9 @@ def delay_grids(trace: Trace, workers: int) -> tuple[Grid, Grid]:
 
     This takes T x n memory; ``delays`` does not.
     """
-    used = used_in(trace)
     last = last_version(trace)
     tau, data = np.full((last, workers), -1), np.full((last, workers), -1)
-    for worker in range(workers):
-        own = trace.worker == worker
-        part = Trace({name: trace[name][own] for name in trace}, [e for e in trace.events if e["worker"] == worker])
-        for begin, taken, end in zip(*_segments(part, used[own], _places(trace)[own], last), strict=True):
-            t = np.arange(begin, end + 1)
-            tau[t - 1, worker], data[t - 1, worker] = t - taken, t - begin
+    for worker, begin, taken, end in zip(*_segments(trace, used_in(trace), last), strict=True):
+        t = np.arange(begin, end + 1)
+        tau[t - 1, worker], data[t - 1, worker] = t - taken, t - begin
     return tau, data

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,27 +73,20 @@ def default_schedule(problem: Problem, updates: int | None, time: float | None, 
 
 def require_metrics(metrics: Mapping[str, Metric] | None, problem: Problem) -> None:
     """Refuse functions or names that cannot be those of metrics, or are the problem's; and such names of its own."""
-    for name in problem.metric_names:
-        require_name(name)
-    _require_free(problem.metric_names, (*NAMES, *_SUMMARY))
-    if metrics is None:
-        return
-    if not isinstance(metrics, Mapping):
+    if metrics is not None and not isinstance(metrics, Mapping):
         raise BadInput(f"metrics is {shown(metrics)}; expected functions by name: metrics={{'name': lambda model: ...}}.")
-    for name, metric in metrics.items():
-        require_name(name)
+    names = [*problem.metric_names, *(metrics or {})]
+    for name in names:
+        _require_name(name)
+    for name, metric in (metrics or {}).items():
         if not callable(metric):
             raise BadInput(f"metrics has {shown(metric)} for {name!r}; expected a function: lambda model: ...")
-    _require_free(metrics, (*NAMES, *_SUMMARY, *problem.metric_names))
+    taken = sorted({name for name in names if name in (*NAMES, *_SUMMARY) or names.count(name) > 1})
+    if taken:
+        raise BadInput(f"metrics has {taken}, which are columns already; choose other names.")
 
 
-def _require_free(names: Iterable[str], taken: Iterable[str]) -> None:
-    both = sorted({*names} & {*taken})
-    if both:
-        raise BadInput(f"metrics has {both}, which are columns already; choose other names.")
-
-
-def require_name(name: object) -> None:
+def _require_name(name: object) -> None:
     """Refuse a metric's name that no column of a file can have."""
     if not isinstance(name, str):
         raise BadInput(f"metrics has {shown(name)} for a name; expected a text.")
@@ -151,13 +144,7 @@ class Evaluations:
         last = self.rows[-1] if self.rows else None
         if last is not None and last["version"] == version and (samples is not None or last["share"] == 1.0):
             return {**last, "time": time}
-        try:
-            return self._row(time, version, x, *self._problem.assess(x, samples))
-        except Exception as error:  # whatever a user's problem raises
-            if not self._forgiving or isinstance(error, DualDelayError):
-                raise
-            self._fail("evaluation", f"{type(error).__name__}: {error}")
-            return None
+        return self._attempted(lambda: self._row(time, version, x, *self._problem.assess(x, samples)))
 
     def add(self, row: Row | None) -> None:
         """Add a row in its place: a crash may have delayed an older one."""
@@ -172,10 +159,15 @@ class Evaluations:
             self._fail(f"evaluation at worker {worker}", text)
         if not parts:
             return None
+        return self._attempted(
+            lambda: self._row(time, version, x, self._problem.combine(x, parts), parts, complete=complete)
+        )
+
+    def _attempted(self, make: Callable[[], Row]) -> Row | None:
         try:
-            return self._row(time, version, x, self._problem.combine(x, parts), parts, complete=complete)
+            return make()
         except Exception as error:  # whatever a user's problem raises
-            if isinstance(error, DualDelayError):
+            if not self._forgiving or isinstance(error, DualDelayError):
                 raise
             self._fail("evaluation", f"{type(error).__name__}: {error}")
             return None
@@ -241,7 +233,7 @@ class Evaluations:
 
     def save(self) -> dict[str, Any]:
         """Everything needed to continue later, as plain values and tensors."""
-        best = None if self.best is None else {f.name: getattr(self.best, f.name) for f in fields(self.best)}
+        best = None if self.best is None else dict(vars(self.best))
         names = list(self.rows[0]) if self.rows else list(self.names)
         rows = [[row.get(name, math.nan) for name in names] for row in self.rows]
         kept = {"metrics": _saved(names, rows), "workers": _saved(self.workers.names, self.workers.rows)}
@@ -270,8 +262,6 @@ def _numbers(metrics: Mapping[str, Any]) -> Mapping[str, float]:
     """What a problem says about a model, if it is numbers by name."""
     if not isinstance(metrics, Mapping):
         raise BadInput(f"the problem's 'evaluate' gave {shown(metrics)}; expected numbers by name: {{'objective': 1.0}}.")
-    if all(type(value) is float for value in metrics.values()) and all(type(name) is str for name in metrics):
-        return metrics
     for name in metrics:
         if not isinstance(name, str):
             raise BadInput(f"the problem's 'evaluate' has {shown(name)} for a name; expected a text.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -61,6 +62,10 @@ class Fleet(ABC):
         self._models: dict[int, Model] = {}  # what each worker was sent last
         self._jobs: dict[int, dict[int, Model]] = {}  # in flight, by worker and then by draw
 
+    def stopwatch(self) -> float:
+        """Seconds by which the server's own work is timed."""
+        return time.perf_counter()
+
     def check(self, orders: Iterable[Order]) -> None:
         """Refuse orders that cannot be carried out."""
         sent = set()
@@ -89,7 +94,7 @@ class Fleet(ABC):
                 self._begin(order.worker, self._next_draw(order.worker, current), current, sent=True)
             elif isinstance(order, Again):
                 model = self._models[order.worker]
-                self._begin(order.worker, self._next_draw(order.worker, model), model, sent=False)
+                self._begin(order.worker, self._next_draw(order.worker, model), model)
             elif isinstance(order, Cancel):
                 self.cancel(order.worker)
             else:
@@ -105,12 +110,11 @@ class Fleet(ABC):
     def retry(self, job: Job) -> None:
         """The server did not take what a job came to: its worker does it again, with another draw, at the same model."""
         model = self._jobs[job.worker].pop(job.draw)
-        self._begin_first(job.worker, self._next_draw(job.worker, model), model)
+        self._begin(job.worker, self._next_draw(job.worker, model), model, first=True)
 
     def cancel(self, worker: int) -> None:
         """Drop a worker's jobs."""
         self._jobs.pop(worker, None)
-        self._cancelled(worker)
 
     def remove(self, worker: int) -> Tensor | None:
         """Forget a worker that left; returns what it kept."""
@@ -231,13 +235,8 @@ class Fleet(ABC):
     def _weights(self, model: Model) -> Tensor: ...
 
     @abstractmethod
-    def _begin(self, worker: int, draw: int, model: Model, *, sent: bool) -> None: ...
-
-    @abstractmethod
-    def _begin_first(self, worker: int, draw: int, model: Model) -> None: ...
-
-    @abstractmethod
-    def _cancelled(self, worker: int) -> None: ...
+    def _begin(self, worker: int, draw: int, model: Model, *, sent: bool = False, first: bool = False) -> None:
+        """A worker was given a job, with its model (``sent``), or before those that wait there (``first``)."""
 
     @abstractmethod
     def _wake(self, time: float) -> None: ...

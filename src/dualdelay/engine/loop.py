@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time as clock
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, Literal
@@ -107,9 +106,9 @@ class Loop:
             if limit is not None and self._evaluation_seconds > limit * time and self.rows:
                 self.skipped_evaluations += 1
                 return
-            begin = clock.perf_counter()
+            begin = self.fleet.stopwatch()
             self.evaluation.add(self.evaluation.of(time, version, self.state.x, samples))
-            self._evaluation_seconds += clock.perf_counter() - begin
+            self._evaluation_seconds += self.fleet.stopwatch() - begin
         elif version != self._evaluated_version and not self.fleet.evaluate(
             time, version, self.state.weights, samples, limit
         ):
@@ -258,16 +257,15 @@ class Loop:
 
     def _retry(self, a: Arrival, event: Event) -> None:
         """A job came to nothing: its worker does it again with another draw and is late, or has to leave."""
-        if event.kind is EventKind.FAILED:
-            self.recorder.event(event.kind, a.time, self.state.version, *a.job, text=event.text)
-            self.fleet.retry(a.job)
-            return
         shape, expected = tuple(a.value.shape), tuple(self.state.weights.shape)
         what = "values that are not finite" if shape == expected else f"shape {shape}, expected {expected}"
-        recorded = event.kind is EventKind.REJECTED  # in a replay
+        recorded = event.kind is not EventKind.ARRIVAL  # a worker's error, or in a replay
         text = event.text if recorded else what if self.fleet.real else ""
-        self.recorder.event(EventKind.REJECTED, a.time, self.state.version, *a.job, text=text)
+        kind = event.kind if recorded else EventKind.REJECTED
+        self.recorder.event(kind, a.time, self.state.version, *a.job, text=text)
         self.fleet.retry(a.job)
+        if kind is EventKind.FAILED:
+            return
         count = self._rejected_in_a_row[a.worker] = self._rejected_in_a_row.get(a.worker, 0) + 1
         gradient = f"a gradient with {what} (job number {a.job.draw} at version {a.version}"
         gradient += f", number {count} in a row)" if count > 1 else ")"

@@ -45,8 +45,7 @@ class EarlyStop:
         """Whether the run should end, from all evaluations so far."""
         if self.metric not in metrics:
             raise BadInput(f"there is no metric {self.metric!r} to stop by; there are {', '.join(metrics)}.")
-        grows = self.metric == "accuracy" if self.larger_is_better is None else self.larger_is_better
-        sign = -1.0 if grows else 1.0
+        sign = -1.0 if self.keeps.startswith("max ") else 1.0
         values = sign * metrics[self.metric]
         if math.isnan(values[0]):
             raise BadInput(
@@ -129,9 +128,9 @@ class Run:
 
     def state_dict(self, *, best: bool = False) -> dict[str, Tensor]:
         """The weights by name, for ``module.load_state_dict``; those that the run returns, or the best."""
-        if best and (self.best is None or self.best.x is None):
+        x = self.x if not best else None if self.best is None else self.best.x
+        if x is None:
             raise BadInput("the run kept no best model; give it dd.Evaluation(best_by='objective'), or another metric.")
-        x = self.best.x if best and self.best is not None and self.best.x is not None else self.x
         if self.problem is not None:
             return self.problem.state_dict(x)
         assert self.names is not None
@@ -141,11 +140,8 @@ class Run:
         """The run in a few plain numbers."""
         last: dict[str, Any] = next(reversed(list(self.metrics.rows())), {})
         counts = {"updates": self.version, "arrivals": len(self.trace), "rejected": self.rejected, "faults": self.faults}
-        best = (
-            {}
-            if self.best is None
-            else {f"best_{name}": getattr(self.best, name) for name in ("metric", "value", "version")}
-        )
+        about_best = () if self.best is None else ("metric", "value", "version")
+        best = {f"best_{name}": getattr(self.best, name) for name in about_best}
         numbers = {**counts, **asdict(self.delays), "audit": self.audit}
         returned = {"returned_version": self.returned} if self.returned != self.version else {}
         return {"ended": self.ended, **last, "time": self.time, **numbers, **best, **returned}
@@ -184,7 +180,14 @@ class Names:
         return x
 
 
-FAULTS = ("crashed", "failed", "rejected", "left", "frozen", "late")
+FAULTS = {
+    "crashed": "its process was lost",
+    "failed": "its gradient raised",
+    "rejected": "its gradient was rejected",
+    "left": "it left",
+    "frozen": "it was frozen",
+    "late": "its job was late",
+}
 PLANNED = ("", "it was asked to", "not there at the start")  # why a worker leaves if nothing is wrong
 
 
@@ -194,14 +197,6 @@ def _is_fault(event: Mapping[str, Any]) -> bool:
 
 def troubles(events: Sequence[Mapping[str, Any]]) -> list[str]:
     """A sentence for each worker and each kind of thing that went wrong with it, with the first cause."""
-    verbs = {
-        "crashed": "its process was lost {}",
-        "failed": "its gradient raised {}",
-        "rejected": "its gradient was rejected {}",
-        "left": "it left {}",
-        "frozen": "it was frozen {}",
-        "late": "its job was late {}",
-    }
     faults: dict[tuple[int, str], list[Mapping[str, Any]]] = {}
     for event in filter(_is_fault, events):
         faults.setdefault((event["worker"], event["kind"]), []).append(event)
@@ -210,7 +205,7 @@ def troubles(events: Sequence[Mapping[str, Any]]) -> list[str]:
         first, count = alike[0], len(alike)
         times = f"at time {first['time']:.4g}" if count == 1 else f"{count} times, first at time {first['time']:.4g}"
         cause = (first.get("text") or "").strip().splitlines()[-1:]  # of a traceback the last line says what it was
-        sentences.append(f"worker {worker}: {verbs[kind].format(times)}{f': {cause[0]}' if cause else ''}")
+        sentences.append(f"worker {worker}: {FAULTS[kind]} {times}{f': {cause[0]}' if cause else ''}")
     return sentences
 
 

@@ -136,16 +136,12 @@ class Recorder:
         values = (kind.value, len(self), time, worker, draw, version, after, text)
         self.events.append(dict(zip(_EVENT_FIELDS, values, strict=True)))
 
-    def _fetch(self) -> None:
-        """Bring the fingerprints that are on a GPU."""
+    def rows(self, start: int = 0) -> dict[str, Column]:
+        """A copy of the rows from ``start`` on."""
         if self._later:
             places, values = [row for row, _ in self._later], torch.stack([value for _, value in self._later]).cpu().numpy()
             np.frombuffer(self._rows, dtype=_KINDS)["fingerprint"][places] = values
             self._later = []
-
-    def rows(self, start: int = 0) -> dict[str, Column]:
-        """A copy of the rows from ``start`` on."""
-        self._fetch()
         rows = np.frombuffer(bytes(self._rows[start * _ROW.size :]), dtype=_KINDS)
         return {name: rows[name].copy() for name in ARRIVAL_COLUMNS}
 

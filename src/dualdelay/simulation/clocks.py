@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from ..core.errors import BadInput, DualDelayError, ReplayMismatch, plain_number, shortened, shown
 from ..engine.events import Event, EventKind
@@ -17,33 +17,57 @@ from .speeds import SpeedModel
 _MOST_WAKES, _INSTANT = 10_000, 1e-12  # wakes at one moment, after which time will never go on, and how long that is
 
 
-class Clock(Protocol):
-    """Decides what happens next in a local fleet."""
+class Clock:
+    """Decides what happens next in a local fleet; in this one, nothing does."""
 
     def begin(self, worker: int, draw: int, batches: int, down: int, up: int) -> None:
         """A job was given to a worker; ``down`` and ``up`` are the bytes it is sent and sends."""
 
     def retry(self, worker: int, draw: int, batches: int, up: int) -> None:
         """A job came to nothing and is done again as ``draw``, before those that wait at the worker."""
+        self.begin(worker, draw, batches, 0, up)
 
     def cancel(self, worker: int, draws: int) -> None:
         """The worker's jobs are dropped; it was given ``draws`` so far."""
 
     def wake(self, time: float) -> None:
-        """A wake is due at that time."""
+        """A wake is due at that time, unless all of them are recorded."""
 
     def expel(self, worker: int, text: str) -> None:
-        """The worker has to leave now."""
+        """The worker has to leave now, unless it is recorded who does."""
 
     def peek(self) -> Event | None:
         """What happens next, or None if nothing does: a job that never ends is never due."""
+        return None
 
-    def pop(self) -> Event:
+    def pop(self) -> None:
         """Let that happen."""
 
+    @property
+    def never_ending(self) -> list[int]:
+        """The workers whose jobs will never end."""
+        return []
 
-def _seconds(value: Any, model: object, what: str) -> float:
-    """A time that a user's model gave, if it is one; a clock that goes backwards has no order."""
+    @property
+    def expects_more(self) -> bool:
+        """Whether something other than a wake will be due."""
+        return True
+
+    def load(self, saved: Mapping[str, Any], jobs: Iterable[tuple[int, int]]) -> None:
+        """Continue from what a clock saved, with these jobs in flight, named by worker and draw."""
+
+
+def _seconds(function: Callable[..., Any], model: object, what: str, *arguments: Any) -> float:
+    """The seconds that a user's model gives, if that is what it does; a clock that goes backwards has no order."""
+    try:
+        value = function(*arguments)
+    except DualDelayError:
+        raise
+    except Exception as error:  # whatever a user's class raises
+        raise BadInput(
+            f"{type(model).__name__} raised {type(error).__name__} {what}: {shortened(str(error), 1000)}. Expected "
+            f"seconds, zero or more; mend its '{getattr(function, '__name__', 'seconds')}'."
+        ) from error
     try:
         seconds = math.nan if isinstance(value, (str, bytes, bytearray)) else float(value)
     except Exception:  # no number, one too large, or whatever a user's class raises
@@ -53,20 +77,7 @@ def _seconds(value: Any, model: object, what: str) -> float:
     return seconds
 
 
-def _asked(function: Callable[..., Any], model: object, what: str, *arguments: Any) -> Any:
-    """What a user's model gives; if it raises, the error says where."""
-    try:
-        return function(*arguments)
-    except DualDelayError:
-        raise
-    except Exception as error:  # whatever a user's class raises
-        raise BadInput(
-            f"{type(model).__name__} raised {type(error).__name__} {what}: {shortened(str(error), 1000)}. Expected "
-            f"seconds, zero or more; mend its '{getattr(function, '__name__', 'seconds')}'."
-        ) from error
-
-
-class VirtualClock:
+class VirtualClock(Clock):
     """A heap of what is due, by time and then by order of sending.
 
     A worker does its jobs one after the other, so the time of each is known when it is sent. A job that never ends has
@@ -117,29 +128,16 @@ class VirtualClock:
                 f"the problem's 'batches' gave {shown(batches)} for worker {worker}; expected a number of minibatches, "
                 "zero or more."
             )
-        value = self._duration(worker, draw, start, batches, what) if start < math.inf else math.inf
-        seconds = _seconds(value, self._speeds, what)
+        job = (worker, draw, start, batches)
+        seconds = _seconds(self._speeds.job, self._speeds, what, *job) if start < math.inf else math.inf
         self._free[worker] = start + seconds
         return Event(start + seconds + travel, EventKind.ARRIVAL, worker, draw, seconds, start, batches)
-
-    def _duration(self, worker: int, draw: int, start: float, batches: int, what: str) -> Any:
-        """What the speed model says a job takes."""
-        try:
-            return _asked(self._speeds.job, self._speeds, what, worker, draw, start, batches)
-        except BadInput as error:
-            if not isinstance(error.__cause__, TypeError):
-                raise
-            seconds = _asked(self._speeds.seconds, self._speeds, what, worker, draw, start)
-            if isinstance(seconds, (int, float)):
-                raise
-            return seconds  # None, say, which cannot be multiplied by the number of minibatches
 
     def begin(self, worker: int, draw: int, batches: int, down: int, up: int) -> None:
         self._push(self._arrival(worker, draw, batches, self._travel(up), self.now + self._travel(down)))
 
     def _travel(self, size: int) -> float:
-        what = f"for {size} bytes"
-        return _seconds(_asked(self._link.seconds, self._link, what, size), self._link, what)
+        return _seconds(self._link.seconds, self._link, f"for {size} bytes", size)
 
     def retry(self, worker: int, draw: int, batches: int, up: int) -> None:
         jobs = [
@@ -185,31 +183,26 @@ class VirtualClock:
 
     @property
     def never_ending(self) -> list[int]:
-        """The workers whose jobs will never end."""
         events = (event for _, _, event in self._heap)
         return sorted({event.worker for event in events if event.time == math.inf and not self._is_cancelled(event)})
 
     @property
     def expects_more(self) -> bool:
-        """Whether something other than a wake will be due."""
         events = (event for _, _, event in self._heap if event.time < math.inf)
         return any(event.kind is not EventKind.WAKE and not self._is_cancelled(event) for event in events)
 
     def _is_cancelled(self, event: Event) -> bool:
         return event.kind is EventKind.ARRIVAL and event.draw < self._cancelled.get(event.worker, 0)
 
-    def pop(self) -> Event:
-        event = heapq.heappop(self._heap)[2]
-        self.now = event.time
-        return event
+    def pop(self) -> None:
+        self.now = heapq.heappop(self._heap)[0]
 
     def save(self) -> dict[str, Any]:
         """Everything needed to continue later, as plain values."""
         heap = [[sent, *event] for _, sent, event in self._heap if not self._is_cancelled(event)]
         return {"now": self.now, "sent": self._sent, "free": list(self._free.items()), "heap": sorted(heap)}
 
-    def load(self, saved: dict[str, Any]) -> None:
-        """Continue from what was saved."""
+    def load(self, saved: Mapping[str, Any], jobs: Iterable[tuple[int, int]]) -> None:
         self.now, self._sent = saved["now"], saved["sent"]
         self._free = dict(map(tuple, saved["free"]))
         self._heap = [(time, sent, Event(time, EventKind(kind), *details)) for sent, time, kind, *details in saved["heap"]]
@@ -217,7 +210,7 @@ class VirtualClock:
         self._cancelled = {}
 
 
-class RecordedClock:
+class RecordedClock(Clock):
     """The order of an earlier run: whatever is begun or cancelled, the next row of the trace is what happens next."""
 
     def __init__(self, trace: Trace) -> None:
@@ -238,21 +231,11 @@ class RecordedClock:
     def begin(self, worker: int, draw: int, batches: int, down: int, up: int) -> None:
         self._begun.add((worker, draw))
 
-    def retry(self, worker: int, draw: int, batches: int, up: int) -> None:
-        self._begun.add((worker, draw))
-
-    def load(self, jobs: Iterable[tuple[int, int]]) -> None:
-        """These jobs are in flight."""
+    def load(self, saved: Mapping[str, Any], jobs: Iterable[tuple[int, int]]) -> None:
         self._begun = set(jobs)
 
     def cancel(self, worker: int, draws: int) -> None:
         self._begun = {job for job in self._begun if job[0] != worker}
-
-    def wake(self, time: float) -> None:
-        """Recorded wakes come as they came."""
-
-    def expel(self, worker: int, text: str) -> None:
-        """Workers that left leave as they left."""
 
     def peek(self) -> Event | None:
         if self._next == len(self._events):
@@ -266,9 +249,8 @@ class RecordedClock:
             )
         return event
 
-    def pop(self) -> Event:
+    def pop(self) -> None:
         event = self._events[self._next]
         self._next += 1
         self._begun.discard((event.worker, event.draw))
         self._arrived += event.kind is EventKind.ARRIVAL
-        return event

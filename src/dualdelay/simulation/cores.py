@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable
+from concurrent.futures import Future
 
 from torch import Tensor
 
@@ -16,25 +17,18 @@ from .gradients import Computed, Gradients, Key
 _WORTH = 3e-3  # seconds: shorter gradients are mostly Python, and two threads of that get in each other's way
 
 
-class _Job:
-    """A gradient that was asked for; once it is done, it has a result or an error."""
+class _Job(Future[Computed]):
+    """A gradient that was asked for."""
 
     def __init__(self, worker: int, draw: int, x: Tensor) -> None:
-        self.worker, self.draw, self.x = worker, draw, x
-        self.computed: Computed | None = None
-        self.error: BaseException | None = None
+        super().__init__()
+        self._name = (x, worker, draw)
 
     def run(self, problem: Problem) -> None:
-        """Compute it."""
         try:
-            self.computed = Computed(*problem.gradient(self.x, self.worker, self.draw))
+            self.set_result(Computed(*problem.gradient(*self._name)))
         except BaseException as error:  # raised again where the gradient is due: in this thread it would be lost
-            self.error = error
-
-    @property
-    def done(self) -> bool:
-        """Whether it was computed."""
-        return self.computed is not None or self.error is not None
+            self.set_exception(error)
 
 
 class GradientsOnCores(Gradients):
@@ -62,18 +56,15 @@ class GradientsOnCores(Gradients):
 
     def take(self, worker: int, draw: int, x: Tensor) -> Computed:
         due = self._jobs[worker, draw]
-        while not due.done:
+        while not due.done():
             with self._change:
                 job = self._waiting.pop((worker, draw), None) or self._oldest()
-                while job is None and not due.done:
+                while job is None and not due.done():
                     self._change.wait()
                     job = self._oldest()
             if job is not None:
                 job.run(self._problem)
-        if due.error is not None:
-            raise due.error
-        assert due.computed is not None
-        return due.computed
+        return due.result()
 
     def ended(self, worker: int, draws: Iterable[int]) -> None:
         with self._change:

@@ -29,24 +29,22 @@ def floats(name: str, values: Sequence[float]) -> tuple[float, ...]:
 def recorded_times(path: Path) -> list[list[float]]:
     """Each worker's seconds, job after job, from a file with columns worker and seconds and, if it has it, draw."""
     columns = read_columns(path, ("worker", "seconds"), ("draw",))
-    jobs: dict[int, list[tuple[int, float]]] = {}
-    seen: set[tuple[int, int]] = set()
+    jobs: dict[int, dict[int, float]] = {}
     for row, (given, seconds) in enumerate(zip(columns["worker"], columns["seconds"], strict=True)):
         worker = whole(path, row, "worker", given)
         if not (math.isfinite(seconds) and seconds > 0):
             raise wrong(path, row, "seconds", seconds, "a finite number above zero")
         draw = whole(path, row, "draw", columns["draw"][row]) if "draw" in columns else row
-        if (worker, draw) in seen:
+        if draw in jobs.setdefault(worker, {}):
             raise wrong(path, row, "draw", draw, f"every job of worker {worker} once")
-        seen.add((worker, draw))
-        jobs.setdefault(worker, []).append((draw, seconds))
+        jobs[worker][draw] = seconds
     if max(jobs) >= len(jobs):
         lacking = next(worker for worker in range(len(jobs)) if worker not in jobs)
         raise BadInput(
             f"{path} has no row for worker {lacking}, but one for worker {max(jobs)}; expected workers numbered from 0 "
             "without a gap, each with at least one row."
         )
-    return [[seconds for _, seconds in sorted(jobs[worker])] for worker in range(len(jobs))]
+    return [[seconds for _, seconds in sorted(jobs[worker].items())] for worker in range(len(jobs))]
 
 
 def read_columns(path: Path, names: Sequence[str], more: Sequence[str] = ()) -> dict[str, list[float]]:
@@ -101,10 +99,8 @@ def _number(path: Path, row: int, name: str, cell: Any) -> float:
 
 def whole(path: Path, row: int, name: str, value: float) -> int:
     """A cell that is to be a whole number, zero or more."""
-    if not (math.isfinite(value) and value >= 0 and value == int(value)):
-        raise wrong(path, row, name, value, "a whole number, zero or more")
-    if value > MOST:
-        raise wrong(path, row, name, value, f"a whole number, {MOST:g} at most")
+    if not (0 <= value <= MOST and value == int(value)):
+        raise wrong(path, row, name, value, f"a whole number, zero or more, {MOST:g} at most")
     return int(value)
 
 

@@ -15,7 +15,7 @@ from ..core.compression import size_of, unpacked
 from ..core.devices import use_threads
 from ..engine.events import Event, EventKind
 from ..engine.fleet import NOTHING, Fleet, Message, Model, answer
-from .clocks import Clock, RecordedClock, VirtualClock
+from .clocks import Clock, VirtualClock
 from .gradients import Gradients
 
 
@@ -40,7 +40,7 @@ class LocalFleet(Fleet):
         self._message = message
         self._held: dict[int, Tensor] = {}
         self._keep: Tensor | None = None  # what the last sender will keep if it is accepted
-        self._answer_size = 0  # the bytes that a job's answer has, once that is known
+        self._answer_size = 0  # bytes of an answer, needed when a job is sent: found by trying, they depend on its length
 
     def begin(self) -> None:
         pass
@@ -64,11 +64,11 @@ class LocalFleet(Fleet):
 
     @property
     def expects_more(self) -> bool:
-        return not isinstance(self.clock, VirtualClock) or self.clock.expects_more
+        return self.clock.expects_more
 
     @property
     def never_ending(self) -> list[int]:
-        return self.clock.never_ending if isinstance(self.clock, VirtualClock) else []
+        return self.clock.never_ending
 
     def arrival(self, event: Event) -> Arrival:
         model = self._jobs[event.worker][event.draw]
@@ -120,20 +120,15 @@ class LocalFleet(Fleet):
         x: Tensor = model.x
         return x
 
-    def _begin(self, worker: int, draw: int, model: Model, *, sent: bool) -> None:
-        down = size_of(model.x) if sent else 0  # for one more draw the model is there already
-        self.clock.begin(worker, draw, self._problem.batches(worker), down, self._answer_bytes(model.x))
-        self._gradients.begin(worker, draw, model.x)
-
-    def _begin_first(self, worker: int, draw: int, model: Model) -> None:
-        self.clock.retry(worker, draw, self._problem.batches(worker), self._answer_bytes(model.x))
-        self._gradients.begin(worker, draw, model.x)
-
-    def _answer_bytes(self, x: Tensor) -> int:
-        """The bytes of an answer, which must be known when a job is sent: by trying; they depend on the length alone."""
+    def _begin(self, worker: int, draw: int, model: Model, *, sent: bool = False, first: bool = False) -> None:
+        batches = self._problem.batches(worker)
         if self._answer_size == 0:
-            self._answer_size = size_of(self._message(torch.zeros_like(x), None)[0])
-        return self._answer_size
+            self._answer_size = size_of(self._message(torch.zeros_like(model.x), None)[0])
+        if first:
+            self.clock.retry(worker, draw, batches, self._answer_size)
+        else:  # for one more draw the model is there already
+            self.clock.begin(worker, draw, batches, size_of(model.x) if sent else 0, self._answer_size)
+        self._gradients.begin(worker, draw, model.x)
 
     def expel(self, worker: int, text: str) -> None:
         self.clock.expel(worker, text)
@@ -141,8 +136,6 @@ class LocalFleet(Fleet):
     def cancel(self, worker: int) -> None:
         self._gradients.ended(worker, self._jobs.get(worker, ()))
         super().cancel(worker)
-
-    def _cancelled(self, worker: int) -> None:
         self.clock.cancel(worker, self._draws[worker])
 
     def _wake(self, time: float) -> None:
@@ -156,8 +149,5 @@ class LocalFleet(Fleet):
         self._held.clear()
         super().load(saved)
         in_flight = {(worker, draw): m.x for worker, jobs in self._jobs.items() for draw, m in jobs.items()}
-        if isinstance(self.clock, VirtualClock):
-            self.clock.load(saved["clock"])
-        elif isinstance(self.clock, RecordedClock):
-            self.clock.load(in_flight)
+        self.clock.load(saved.get("clock", {}), in_flight)
         self._gradients.load(saved.get("gradients", []), in_flight)

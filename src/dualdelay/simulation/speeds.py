@@ -15,16 +15,8 @@ from pathlib import Path
 from statistics import NormalDist
 
 from ..core.draws import Draws
-from ..core.errors import (
-    BadInput,
-    is_finite,
-    require_kind,
-    require_positive,
-    require_several,
-    require_workers,
-    shown,
-    take_plain_numbers,
-)
+from ..core.errors import BadInput, is_finite, require_kind, require_several, require_workers, shown
+from ..core.settings import check_settings, positive
 from .input_columns import floats, recorded_times
 
 _STANDARD = NormalDist()
@@ -46,7 +38,11 @@ class SpeedModel(ABC):
 
     def job(self, worker: int, draw: int, start: float, batches: int) -> float:
         """The time of a job of several minibatches, all at the pace of its first."""
-        return self.seconds(worker, draw, start) * batches
+        seconds = self.seconds(worker, draw, start)
+        try:
+            return seconds * batches
+        except TypeError:  # a user's None, say, which the clock refuses by name
+            return seconds
 
 
 @dataclass(frozen=True)
@@ -74,7 +70,7 @@ class TruncatedNormalSpeeds(SpeedModel):
 
     n: int
     """Number of workers."""
-    std: float = 1.0
+    std: float = positive(1.0)
     """Standard deviation before truncation; the paper uses 1 and 5."""
     seed: int | None = None
     """Names the draw; None: the run's own seed does."""
@@ -82,9 +78,8 @@ class TruncatedNormalSpeeds(SpeedModel):
     """Mean before truncation."""
 
     def __post_init__(self) -> None:
-        take_plain_numbers(self)
+        check_settings(self)
         require_workers("n", self.n)
-        require_positive("std", self.std)
         if not is_finite(self.mean):
             raise BadInput(f"mean is {shown(self.mean)}; expected a finite number.")
         below = _STANDARD.cdf(-self.mean / self.std)  # the probability that is cut away
@@ -110,7 +105,7 @@ class _RandomSpeeds(SpeedModel):
     """Names the draws; None: the run's own seed does."""
 
     def __post_init__(self) -> None:
-        take_plain_numbers(self)
+        check_settings(self)
         object.__setattr__(self, "means", floats("means", self.means))
         object.__setattr__(self, "n", len(self.means))
         object.__setattr__(self, "draws", Draws(self.seed or 0, "speeds"))
@@ -132,12 +127,8 @@ class ExponentialSpeeds(_RandomSpeeds):
 class LognormalSpeeds(_RandomSpeeds):
     """Every job's time is drawn from a lognormal distribution with the worker's mean."""
 
-    sigma: float = 1.0
+    sigma: float = positive(1.0, high=_WIDEST)
     """Standard deviation of the logarithm."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive("sigma", self.sigma, _WIDEST)
 
     def seconds(self, worker: int, draw: int, start: float = 0.0) -> float:
         normal = _STANDARD.inv_cdf(self._uniform(worker, draw))
@@ -148,12 +139,11 @@ class LognormalSpeeds(_RandomSpeeds):
 class ParetoSpeeds(_RandomSpeeds):
     """Every job's time is drawn from a Pareto distribution with the worker's mean: mostly quick, sometimes very long."""
 
-    shape: float = 2.0
+    shape: float = positive(2.0)
     """Tail exponent, above 1 so that the mean exists; the smaller, the heavier the tail."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive("shape", self.shape)
         if self.shape <= 1:
             raise BadInput(f"shape is {self.shape}; expected above 1, since otherwise there is no mean.")
 
@@ -174,6 +164,7 @@ class PacedSpeeds(SpeedModel):
 
     def __post_init__(self) -> None:
         require_kind("speeds", self.speeds, SpeedModel, "dd.FixedSpeeds([1.0, 2.0]); on the shell 'fixed[times=[1,2]]'")
+        check_settings(self)
         object.__setattr__(self, "n", self.speeds.n)
 
     @abstractmethod
@@ -289,13 +280,10 @@ class Alternating:
         self._draws, self._means, self._place = draws, (first, second), place
         self._turns: dict[int, list[float]] = {}
 
-    def begins(self, worker: int) -> int:
-        """The state at time 0: 0 is the first, 1 the second."""
-        return int(self._draws.uniform(*self._place, worker, 0) * sum(self._means) < self._means[1])
-
     def at(self, worker: int, time: float) -> tuple[int, float]:
-        """The state at that time, and until when it lasts."""
-        turns, begins = self._turns.setdefault(worker, []), self.begins(worker)
+        """The state at that time, 0 for the first and 1 for the second, and until when it lasts."""
+        turns = self._turns.setdefault(worker, [])
+        begins = int(self._draws.uniform(*self._place, worker, 0) * sum(self._means) < self._means[1])
         if not turns or turns[-1] <= time:
             _require_few(2 * time / sum(self._means), worker, time, "the mean times of its states")
             with _drawing:
@@ -317,7 +305,7 @@ class DriftingSpeeds(PacedSpeeds):
 
     spread: float = 0.5
     """Standard deviation of the factor's logarithm, at every moment; 0: no drift."""
-    every: float = 10.0
+    every: float = positive(10.0)
     """Seconds between two changes."""
     keep: float = 0.9
     """Correlation of the logarithm from one stretch to the next; 0: all stretches are independent, 1: no change."""
@@ -328,28 +316,22 @@ class DriftingSpeeds(PacedSpeeds):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        take_plain_numbers(self)
-        require_positive("every", self.every)
         for name, value, most in (("spread", self.spread, _WIDEST_DRIFT), ("keep", self.keep, 1.0)):
             if not is_finite(value) or not 0 <= value <= most:
                 raise BadInput(f"{name} is {shown(value)}; expected a number from 0 to {most:g}.")
         object.__setattr__(self, "_draws", Draws(self.seed or 0, "drift"))
 
-    def level(self, worker: int, k: int) -> float:
-        """The logarithm of a worker's factor in stretch number ``k``, in units of its standard deviation."""
-        levels = self._levels.setdefault(worker, [])
+    def stretch(self, worker: int, time: float) -> tuple[float, float]:
+        _require_few(time / self.every, worker, time, "every")
+        k = int(time // self.every)
+        k += (k + 1) * self.every <= time  # the moment of a change belongs to what follows it, also where it was rounded
+        levels = self._levels.setdefault(worker, [])  # of each stretch the factor's logarithm, in standard deviations
         if len(levels) <= k:
             with _drawing:
                 for stretch in range(len(levels), k + 1):  # each from the one before, whatever is asked first
                     normal = _STANDARD.inv_cdf(self._draws.uniform(worker, stretch))
                     levels.append(self.keep * levels[-1] + math.sqrt(1.0 - self.keep**2) * normal if stretch else normal)
-        return levels[k]
-
-    def stretch(self, worker: int, time: float) -> tuple[float, float]:
-        _require_few(time / self.every, worker, time, "every")
-        k = int(time // self.every)
-        k += (k + 1) * self.every <= time  # the moment of a change belongs to what follows it, also where it was rounded
-        return math.exp(self.spread * self.level(worker, k)), (k + 1) * self.every
+        return math.exp(self.spread * levels[k]), (k + 1) * self.every
 
 
 @dataclass(frozen=True)
@@ -360,11 +342,11 @@ class BurstySpeeds(PacedSpeeds):
     with probability burst / (usual + burst).
     """
 
-    usual: float = 50.0
+    usual: float = positive(50.0)
     """Mean seconds of a usual stretch."""
-    burst: float = 5.0
+    burst: float = positive(5.0)
     """Mean seconds of a burst."""
-    factor: float = 10.0
+    factor: float = positive(10.0)
     """How many times slower a worker is in a burst."""
     seed: int | None = None
     """Names the draws; None: the run's own seed does."""
@@ -372,9 +354,6 @@ class BurstySpeeds(PacedSpeeds):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        take_plain_numbers(self)
-        for name in ("usual", "burst", "factor"):
-            require_positive(name, getattr(self, name))
         object.__setattr__(self, "_turns", Alternating(Draws(self.seed or 0, "bursts"), self.usual, self.burst))
 
     def stretch(self, worker: int, time: float) -> tuple[float, float]:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -65,8 +66,6 @@ class Coordinator(Fleet):
         self._fleet, self._policy, self._control, self._transport = fleet, fleet.faults, fleet.control, transport
         self._events: deque[Event] = deque()  # what has happened and the loop has not taken; times are filled in then
         self._head: Event | None = None  # what the loop takes next
-        self._replies: dict[int, Reply] = {}  # by worker: those among the events
-        self._last_reply: Reply | None = None  # the one that the loop took last
         self._wakes: list[float] = []
         self._current = Model(-1, None)
         self._evaluations = PendingEvaluations(self._evaluation_ended)
@@ -89,6 +88,9 @@ class Coordinator(Fleet):
         """Seconds since the run began, without those in which it was stopped."""
         return self._transport.now() - self._began
 
+    def stopwatch(self) -> float:
+        return self._transport.now()
+
     @property
     def listening_time(self) -> float:
         """A clock of the seconds in which the server would have heard an answer: workers' deadlines are counted by it."""
@@ -100,8 +102,7 @@ class Coordinator(Fleet):
         absent = self._fleet.absent_at_first(len(self.records))
         self._start_all(absent, 0.0)
         for worker in absent:
-            self.records[worker].move(Status.LEAVING)
-            self._push(EventKind.LEFT, worker, text="not there at the start")
+            self._give_up(self.records[worker], "not there at the start", kind=EventKind.LEFT)
         if self._problem.needs_sample_counts:
             counts = [record.samples for record in self.records if record.samples is not None]
             if not counts:
@@ -128,7 +129,7 @@ class Coordinator(Fleet):
                 record.move(Status.OVERDUE)
         reminder = _REMINDER
         while self._has_any(Status.STARTING) or (self._has_any(Status.OVERDUE) and self.now < self._policy.patience):
-            self._check(-1)
+            self._check()
             self._receive(0.2)
             if self.now > reminder:
                 reminder += _REMINDER
@@ -143,11 +144,9 @@ class Coordinator(Fleet):
         return any(record.status is status for record in self.records)
 
     def _start(self, record: WorkerRecord) -> None:
-        """Start a worker's process."""
         record.move(Status.STARTING)
         record.since = self.listening_time
         self._transport.start(record.number, record.incarnation)
-        self._dispatch(record)
 
     # --- what the loop takes ---
 
@@ -156,7 +155,7 @@ class Coordinator(Fleet):
         if self._head is None:
             self._known = {}
         while self._head is None:
-            self._check(self._current.version)
+            self._check()
             now = self.now
             if self._failure:
                 raise RunFailed(self._failure)
@@ -204,8 +203,6 @@ class Coordinator(Fleet):
         event, self._head = self._head, None
         assert event is not None
         match event.kind:
-            case EventKind.ARRIVAL | EventKind.FAILED:
-                self._last_reply = self._replies.pop(event.worker)
             case EventKind.CRASHED:
                 if self.records[event.worker].memory is Memory.AT_WORKER:
                     self._lose_memories(event.worker)
@@ -222,23 +219,28 @@ class Coordinator(Fleet):
 
     def arrival(self, event: Event) -> Arrival:
         job = Job(event.worker, event.draw, self._jobs[event.worker][event.draw].version)
-        reply = self._replies[event.worker]
+        reply = self.records[event.worker].reply
+        assert reply is not None
         message = reply.value if isinstance(reply.value, Packed) else torch.from_numpy(reply.value)
         value = NOTHING if reply.error else unpacked(message)
         return Arrival(job, value, event.time, event.seconds, reply.loss, size_of(message))
 
+    def retry(self, job: Job) -> None:
+        self.records[job.worker].reply = None
+        super().retry(job)
+
     def accept(self, a: Arrival) -> None:
-        assert self._last_reply is not None
         record = self.records[a.worker]
+        reply, record.reply = record.reply, None
+        assert reply is not None
         del self._jobs[a.worker][a.job.draw]
         record.forgive()
-        record.accepted = self._last_reply.request.sequence
-        if self._last_reply.keeps:
-            record.keep_at_worker()
+        record.accepted = reply.request.sequence
+        if reply.keeps:
+            record.memory, record.held = Memory.AT_WORKER, None
         self._dispatch(record)
 
     def _push(self, kind: EventKind, worker: int, draw: int = -1, seconds: float = 0.0, text: str = "") -> None:
-        """Something has happened."""
         self._events.append(Event(0.0, kind, worker, draw, seconds, text=text))
 
     # --- orders ---
@@ -251,24 +253,20 @@ class Coordinator(Fleet):
     def _weights(self, model: Model) -> Tensor:
         return self._transport.get(model.x)
 
-    def _begin(self, worker: int, draw: int, model: Model, *, sent: bool) -> None:
-        self.records[worker].queue.append(draw)
+    def _begin(self, worker: int, draw: int, model: Model, *, sent: bool = False, first: bool = False) -> None:
+        queue = self.records[worker].queue
+        queue.insert(0 if first else len(queue), draw)
         self._dispatch(self.records[worker])
 
-    def _begin_first(self, worker: int, draw: int, model: Model) -> None:
-        self.records[worker].queue.appendleft(draw)
-        self._dispatch(self.records[worker])
-
-    def _cancelled(self, worker: int) -> None:
+    def cancel(self, worker: int) -> None:
+        super().cancel(worker)
         self._drop_jobs(self.records[worker])
 
     def _drop_jobs(self, record: WorkerRecord) -> None:
-        """A worker's jobs are no more; a reply that was not taken is dropped."""
-        record.drop_jobs()
-        if self._replies.pop(record.number, None) is not None:
-            ends = [event for event in self._events if event.worker == record.number and event.kind.ends_job]
-            for event in ends:
-                self._events.remove(event)
+        """A worker's jobs are no more; a reply that was not taken is dropped, and one that still comes."""
+        record.queue.clear()
+        record.request = record.reply = None
+        self._events = deque(e for e in self._events if not (e.worker == record.number and e.kind.ends_job))
 
     def _wake(self, time: float) -> None:
         heapq.heappush(self._wakes, time)
@@ -280,7 +278,7 @@ class Coordinator(Fleet):
 
     def _dispatch(self, record: WorkerRecord) -> None:
         """Ask a worker for its next job if it is free, or for an evaluation if it can afford that."""
-        if not record.is_free or record.number in self._replies:
+        if not record.is_free:
             return
         wanted = self._evaluations.wanted(record.number)
         if wanted is not None and (not record.queue or self._may_evaluate(record, wanted[1])):
@@ -296,13 +294,11 @@ class Coordinator(Fleet):
 
     def _may_evaluate(self, record: WorkerRecord, evaluation: PendingEvaluation) -> bool:
         """Whether an evaluation may go before a job: a job goes first, and then it must fit into the worker's time."""
-        if record.jobs_done == evaluation.asked[record.number]:
-            return False
-        return evaluation.limit is None or self._can_afford(record, evaluation.limit)
+        return record.jobs_done > evaluation.asked[record.number] and self._can_afford(record, evaluation.limit)
 
-    def _can_afford(self, record: WorkerRecord, limit: float) -> bool:
-        """Whether another evaluation keeps within that share of the worker's time."""
-        return record.evaluation_seconds + record.last_evaluation_seconds <= limit * self.now
+    def _can_afford(self, record: WorkerRecord, limit: float | None) -> bool:
+        """Whether another evaluation keeps within that share of the worker's time, if there is a limit."""
+        return limit is None or record.evaluation_seconds + record.last_evaluation_seconds <= limit * self.now
 
     def _send_job(self, record: WorkerRecord, draw: int) -> None:
         """Send a request; until a new process has answered once, what it is to keep goes with it."""
@@ -339,7 +335,6 @@ class Coordinator(Fleet):
             self._push(EventKind.CRASHED, record.number, text=notice.text)
 
     def _take_ready(self, record: WorkerRecord, notice: Ready) -> None:
-        """A worker's process has started."""
         self._control.places[record.number] = (notice.node, notice.pid)
         record.samples = notice.samples if isinstance(notice.samples, int) else None
         if isinstance(notice.samples, str):
@@ -358,16 +353,16 @@ class Coordinator(Fleet):
             self._dispatch(record)
 
     def _take_evaluated(self, record: WorkerRecord, notice: Evaluated) -> None:
-        """A worker has answered to an evaluation."""
         record.evaluating, part = None, notice.part
-        if not is_part(part):
-            text = part if isinstance(part, str) else f"it sent {part!r:.100} for an evaluation"
-            log.warning("worker %d could not evaluate: %s", record.number, text)
-            self._evaluations.fail(notice.evaluation, record.number, last_line(text))
-        elif isinstance(part, dict):
+        if is_part(part):
             record.last_evaluation_seconds = part.get("seconds", 0.0)
             record.evaluation_seconds += record.last_evaluation_seconds
-            self._evaluations.take(notice.evaluation, record.number, part)
+            tensors = {name: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for name, v in part.items()}
+            self._evaluations.take(notice.evaluation, record.number, tensors)
+        else:
+            text = part if isinstance(part, str) else f"it sent {part!r:.100} for an evaluation"
+            log.warning("worker %d could not evaluate: %s", record.number, text)
+            self._evaluations.take(notice.evaluation, record.number, last_line(text))
         self._dispatch(record)
 
     def _take_reply(self, reply: Reply) -> None:
@@ -379,8 +374,7 @@ class Coordinator(Fleet):
             return
         request, record.request = record.request, None
         record.jobs_done += 1
-        reply = checked(reply)._replace(request=request)
-        self._replies[record.number] = reply
+        record.reply = reply = checked(reply)._replace(request=request)
         if not reply.error:
             self._heard_gradient = True
             self._push(EventKind.ARRIVAL, record.number, request.draw, reply.seconds)
@@ -401,7 +395,7 @@ class Coordinator(Fleet):
         overdue = record.status is Status.OVERDUE
         record.lose_process()
         self._evaluations.begin_again(record.number)
-        jobs = self._given(record)
+        jobs = record.jobs
         self._drop_jobs(record)
         record.queue.extend(jobs)
         self._push(EventKind.CRASHED, record.number, text=text)
@@ -416,17 +410,15 @@ class Coordinator(Fleet):
         else:
             self._give_up(record, text if final else f"{record.crashes} crashes in a row, the last: {text}")
 
-    def _given(self, record: WorkerRecord) -> list[int]:
-        """The draws that a worker was given and the loop has not taken; a reply that is due may still be lost."""
-        reply = self._replies.get(record.number)
-        return [*([] if reply is None else [reply.request.draw]), *record.jobs]
-
-    def _give_up(self, record: WorkerRecord, text: str, status: Status = Status.LEAVING) -> None:
-        """A worker has to go, by the rule for those that are gone for good."""
+    def _give_up(
+        self, record: WorkerRecord, text: str, status: Status = Status.LEAVING, kind: EventKind | None = None
+    ) -> None:
+        """A worker has to go, without a ``kind`` by the rule for those that are gone for good."""
         if record.status is not status:
             record.move(status)
         self._evaluations.drop(record.number)
-        self._push(EventKind.LEFT if self._policy.gone == "leave" else EventKind.FROZEN, record.number, text=text)
+        rule = EventKind.LEFT if self._policy.gone == "leave" else EventKind.FROZEN
+        self._push(kind or rule, record.number, text=text)
 
     def _gone(self, record: WorkerRecord, event: Event) -> None:
         """A worker leaves or is frozen now; too few of the others are a reason to stop."""
@@ -447,7 +439,7 @@ class Coordinator(Fleet):
         record.blocked = False
         self._dispatch(record)
 
-    def _check(self, version: int) -> None:
+    def _check(self) -> None:
         """Look, a few times a second, at what was wished for and at who is late."""
         if self.now - self._checked < _CHECK:
             return
@@ -464,7 +456,7 @@ class Coordinator(Fleet):
                     record.pause *= 2
                     self._control.counts["sent again"] += 1
                     self._send_job(record, record.request.draw)
-                behind, alarm = version - record.request.version, self._policy.alarm
+                behind, alarm = self._current.version - record.request.version, self._policy.alarm
                 if alarm is not None and behind > alarm and not record.alarmed:
                     record.alarmed = True
                     text = f"its job is {behind} versions behind, more than {alarm}"
@@ -491,11 +483,9 @@ class Coordinator(Fleet):
     def _grant(self, wish: Wish, worker: int) -> None:
         """Do what a user wants of a worker, if that can be."""
         record = self.records[worker] if 0 <= worker < len(self.records) else None
-        if record is not None and wish is Wish.LEAVE and record.at_work:
-            record.move(Status.LEAVING)
-            self._evaluations.drop(worker)
-            self._push(EventKind.LEFT, worker, text=_ASKED)
-        elif record is not None and wish is Wish.JOIN and record.status in (Status.ABSENT, Status.FROZEN):
+        if record is not None and wish == "leave" and record.at_work:
+            self._give_up(record, _ASKED, kind=EventKind.LEFT)
+        elif record is not None and wish == "join" and record.status in (Status.ABSENT, Status.FROZEN):
             record.forgive()
             self._push(EventKind.JOINED if record.status is Status.ABSENT else EventKind.THAWED, worker, text=_ASKED)
             if record.memory is Memory.AT_WORKER:  # it was frozen, and its process stayed
@@ -505,11 +495,11 @@ class Coordinator(Fleet):
                 record.incarnation += 1
                 record.accepted = -1
                 self._start(record)
-        elif record is not None and wish is Wish.JOIN and record.status is Status.LEAVING:
+        elif record is not None and wish == "join" and record.status is Status.LEAVING:
             self._control.join(worker)  # when it has gone
         else:
             status = "unknown" if record is None else record.status.value
-            log.warning("worker %d cannot %s: it is %s", worker, wish.value, status)
+            log.warning("worker %d cannot %s: it is %s", worker, wish, status)
 
     # --- what workers keep ---
 
@@ -549,12 +539,13 @@ class Coordinator(Fleet):
     def forget(self, worker: int) -> Tensor | None:
         record = self.records[worker]
         held = record.held if record.held is not None else self._known.get(worker)
-        record.lose_memory()
+        record.memory, record.held = Memory.NONE if record.memory is Memory.NONE else Memory.LOST, None
         return held
 
     def restore(self, worker: int, held: Tensor) -> None:
-        self.records[worker].keep_at_server(held)
-        self._unblock(self.records[worker])
+        record = self.records[worker]
+        record.memory, record.held = Memory.AT_SERVER, held
+        self._unblock(record)
 
     def remove(self, worker: int) -> Tensor | None:
         held = super().remove(worker)
@@ -566,7 +557,7 @@ class Coordinator(Fleet):
 
     def evaluate(self, time: float, version: int, x: Tensor, samples: int | None, limit: float | None) -> bool:
         at_work = [record for record in self.records if record.at_work]
-        if self._evaluations.open or not all(limit is None or self._can_afford(record, limit) for record in at_work):
+        if self._evaluations.open or not all(self._can_afford(record, limit) for record in at_work):
             return False
         self._ask_evaluation(time, self._lend(version, x), samples, limit)
         return True
@@ -604,7 +595,7 @@ class Coordinator(Fleet):
     def wait_for_evaluations(self) -> bool:
         pending = self._evaluations.open
         if pending:
-            self._check(self._current.version)
+            self._check()
             self._receive(_IDLE)
             for record in self.records:
                 record.blocked = False  # what a crash takes from a worker now is not needed any more
@@ -618,7 +609,7 @@ class Coordinator(Fleet):
         return {
             **super().save(),
             "now": self.now,
-            "queues": [self._given(record) for record in self.records],
+            "queues": [record.jobs for record in self.records],
             "left": sorted(self._left),
             "lost": list(self.unheard),
             "wakes": self._wakes,

@@ -29,15 +29,18 @@ class PendingEvaluation:
 
     def next_samples(self, worker: int) -> Samples:
         """Which samples a worker is to look at next."""
-        if self.samples is not None or self.piece is None:
+        if self.piece is None:
             return self.samples
-        done = sum(part["samples"] for part in self.parts.get(worker, ()))
-        size = _size(self.parts[worker][0]) if done else self.piece
-        return (done, min(done + self.piece, size)) if done else (0, self.piece)
+        done = self.samples_done(worker)
+        return done, min(done + self.piece, _size(self.parts[worker][0]) if done else self.piece)
+
+    def samples_done(self, worker: int) -> int:
+        """How many samples a worker has looked at."""
+        return sum(part["samples"] for part in self.parts.get(worker, ()))
 
     def results(self) -> dict[int, dict[str, Any]]:
         """What each worker has found on all that it looked at."""
-        return {worker: _combined(parts) for worker, parts in self.parts.items() if worker not in self.waiting}
+        return {worker: _combined(parts) for worker, parts in self.parts.items()}
 
     @property
     def complete(self) -> bool:
@@ -47,12 +50,9 @@ class PendingEvaluation:
     @property
     def progress(self) -> float:
         """How much of it is done."""
-        shares = []
-        for worker in self.asked:
-            parts = self.parts.get(worker, [])
-            size = _size(parts[0]) if parts else 1
-            shares.append(1.0 if worker not in self.waiting else sum(part["samples"] for part in parts) / size)
-        return sum(shares) / max(1, len(shares))
+        begun = [worker for worker in self.waiting if worker in self.parts]
+        under_way = sum(self.samples_done(worker) / _size(self.parts[worker][0]) for worker in begun)
+        return (len(self.asked) - len(self.waiting) + under_way) / len(self.asked)
 
 
 def _size(part: Mapping[str, Any]) -> int:
@@ -90,23 +90,19 @@ class PendingEvaluations:
         """The oldest evaluation that a worker has not answered."""
         return next(((number, one) for number, one in self.open.items() if worker in one.waiting), None)
 
-    def take(self, number: int, worker: int, part: Mapping[str, Any]) -> None:
-        """Take a worker's answer; one that was given up or comes twice is dropped."""
+    def take(self, number: int, worker: int, part: Mapping[str, Any] | str) -> None:
+        """Take a worker's answer, or why it has none; one that was given up or comes twice is dropped."""
         evaluation = self.open.get(number)
         if evaluation is None or worker not in evaluation.waiting:
             return
-        parts = evaluation.parts.setdefault(worker, [])
-        parts.append(part)
-        in_pieces = evaluation.samples is None and evaluation.piece is not None
-        if not in_pieces or sum(one["samples"] for one in parts) >= _size(part):
-            self.drop(worker, number)
-
-    def fail(self, number: int, worker: int, text: str) -> None:
-        """A worker could not evaluate."""
-        if number in self.open and worker in self.open[number].waiting:
-            self.open[number].errors[worker] = text
-            self.open[number].parts.pop(worker, None)
-            self.drop(worker, number)
+        if isinstance(part, str):
+            evaluation.errors[worker] = part
+            evaluation.parts.pop(worker, None)
+        else:
+            evaluation.parts.setdefault(worker, []).append(part)
+            if evaluation.piece is not None and evaluation.samples_done(worker) < _size(part):
+                return
+        self.drop(worker, number)
 
     def begin_again(self, worker: int) -> None:
         """A worker has to begin its evaluations anew."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -118,13 +118,12 @@ def _is_array(value: object) -> bool:
     return isinstance(value, np.ndarray) and value.dtype.kind == "f"
 
 
-def is_part(part: object) -> bool:
+def is_part(part: object) -> TypeGuard[dict[str, Any]]:
     """Whether this is a worker's part of an evaluation: at least a loss, and over how many samples."""
     if not isinstance(part, dict):
         return False
-    return all(_is_number(part.get(name)) for name in ("loss", "samples")) and all(
-        _is_number(part.get(name, 0)) for name in ("size", "seconds")
-    )
+    numbers = {"size": 0, "seconds": 0, **part}
+    return all(_is_number(numbers.get(name)) for name in ("loss", "samples", "size", "seconds"))
 
 
 def last_line(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 
 _FIRST, _LAST = 512 * 1024, 256 * 1024  # bytes of a worker's output that are kept: how it began, and how it ended
@@ -45,6 +46,7 @@ class _Stream:
             self._dropped += size
 
     def close(self, path: Path | None) -> None:
+        self.add(path, [])
         if path is not None and self._tail and path.exists():
             with open(path, "a", opener=_no_link) as file:
                 file.write(f"[{self._dropped} characters left out]\n{''.join(self._tail)}")
@@ -65,10 +67,8 @@ class Output:
     def add(self, worker: int, incarnation: int, lines: list[str]) -> None:
         """A process has printed something."""
         stream = self._streams.setdefault((worker, incarnation), _Stream())
-        try:
+        with suppress(OSError):  # a full disk is no reason to stop: the newest lines are still at hand
             stream.add(self.path(worker, incarnation), lines)
-        except OSError:  # a full disk is no reason to stop: the newest lines are still at hand
-            return
 
     def recent(self, worker: int, incarnation: int) -> list[str]:
         """The newest lines of a process."""
@@ -76,10 +76,6 @@ class Output:
         return [] if stream is None else list(stream.recent)
 
     def close(self) -> None:
-        """No more comes."""
         for (worker, incarnation), stream in self._streams.items():
-            try:
-                stream.add(self.path(worker, incarnation), [])
+            with suppress(OSError):
                 stream.close(self.path(worker, incarnation))
-            except OSError:
-                continue

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +24,12 @@ from ..core import Problem
 from ..core.environment import environment
 from ..core.errors import BadInput, RunFailed, is_finite, require_several, shown
 from ..engine.fleet import Message
-from .messages import Died, Evaluated, EvaluationRequest, JobRequest, Notice, Ready
+from .messages import Died, EvaluationRequest, JobRequest, Notice, Ready
 from .output import Output
 from .security import is_loopback, own_token, require_answer, require_here, require_same_ray, require_secure
 from .settings import WorkerFleet
 from .transport import Transport
-from .worker import Worker, part_of
+from .worker import Worker
 
 _MOST_PROCESSORS = 1e6
 _REPEATED_BY_US = "A worker died or was killed|has been marked dead|Raylet is terminated"  # Ray need not say it as well
@@ -97,19 +97,19 @@ class _Actor(Worker):
 
     def __init__(self, incarnation: int, worker: int, *rest: Any) -> None:
         super().__init__(worker, *rest)
-        self._name = f"{_ACTOR}{worker}-{incarnation}"
+        self._incarnation = incarnation
         with suppress(ValueError):  # only the main thread may
             signal.signal(signal.SIGTERM, _end)  # Ray would wait for the call that never returns
 
     def __repr__(self) -> str:  # Ray writes this before what the process prints
-        return self._name
+        return f"{_ACTOR}{self._worker}-{self._incarnation}"
 
-    def where(self, count: bool) -> tuple[str, int, dict[str, str], Any]:
+    def ready(self, count: bool) -> Ready:
         """Its node, its process, what its bits depend on, and if that is asked its number of samples."""
         import ray
 
-        node = ray.get_runtime_context().get_node_id()
-        return node, os.getpid(), environment(), self.samples() if count else None
+        node, samples = ray.get_runtime_context().get_node_id(), self.samples() if count else None
+        return Ready(self._worker, self._incarnation, node, os.getpid(), environment(), samples)
 
     def stay(self) -> None:
         """Never return: the call fails when the process dies, at work or not."""
@@ -181,7 +181,7 @@ class RayTransport:
                 f"the problem cannot be sent to its workers: {error} Keep out of it what lives in one process."
             ) from error
         self._make = ray.remote(concurrency_groups={"ask": 1, "stay": 1})(_Actor)
-        self._calls: dict[Any, tuple[int, int, Callable[[Any], Notice | None]]] = {}  # worker, incarnation, its notice
+        self._calls: dict[Any, tuple[int, int]] = {}  # those under way that return notices, by worker and incarnation
         self._lives: dict[Any, tuple[int, int]] = {}  # the calls that never return
         self._checked_lives = self._checked = 0.0  # when those were looked at, and whether Ray is whole
         self._inbox: list[Notice] = []
@@ -222,16 +222,13 @@ class RayTransport:
         """The processes on this machine that Ray cannot do without here, by name: if one dies, Ray ends this process."""
         node = self._ray._private.worker._global_node
         socket, session = f"--raylet_socket_name={node.raylet_socket_name}", f"--session-name={node.session_name}"
-        marks = {"raylet": socket, "gcs_server": session}
         pids = {}
         for path in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
+            with suppress(OSError):  # it may have ended meanwhile
                 words = path.read_bytes().decode(errors="replace").split("\0")
-            except OSError:  # it has ended meanwhile
-                continue
-            for name, mark in marks.items():
-                if Path(words[0]).name == name and mark in words:
-                    pids[name] = int(path.parent.name)
+                for name, mark in (("raylet", socket), ("gcs_server", session)):
+                    if Path(words[0]).name == name and mark in words:
+                        pids[name] = int(path.parent.name)
         return pids
 
     def _require_essential(self) -> None:
@@ -253,7 +250,6 @@ class RayTransport:
         streams.add_handler(f"dualdelay {id(self)}", self._printed_by)
 
     def _printed_by(self, data: Mapping[str, Any]) -> None:
-        """Some process has printed something."""
         name = str(data.get("actor_name") or "")
         whose = self._pids.get(f"{data.get('ip')} {data.get('pid')}")
         if name.startswith(_ACTOR):
@@ -272,8 +268,8 @@ class RayTransport:
         self._actors[worker] = actor
         self._lives[actor.stay.options(concurrency_group="stay").remote()] = (worker, incarnation)
         count = self._problem.needs_sample_counts  # its data are then built in the thread that will use them
-        ask = actor.where if count else actor.where.options(concurrency_group="ask")
-        self._expect(ask.remote(count), worker, incarnation, lambda place: Ready(worker, incarnation, *place))
+        ask = actor.ready if count else actor.ready.options(concurrency_group="ask")
+        self._calls[ask.remote(count)] = (worker, incarnation)
 
     def why_not_started(self, worker: int) -> str:
         claims = self._fleet.claims(worker)
@@ -305,17 +301,14 @@ class RayTransport:
         return torch.from_numpy(model if isinstance(model, np.ndarray) else self._ray.get(model))
 
     def send(self, request: JobRequest | EvaluationRequest, model: Any, held: Tensor | None = None) -> None:
-        worker, incarnation = request.worker, request.incarnation
-        actor = self._actors.get(worker)
+        actor = self._actors.get(request.worker)
         if actor is None:
             return
         if isinstance(request, JobRequest):
-            array = None if held is None else held.numpy()
-            self._expect(actor.compute.remote(request, model, array), worker, incarnation, lambda reply: reply)
+            call = actor.compute.remote(request, model, None if held is None else held.numpy())
         else:
-            number = request.evaluation
             call = actor.evaluate.remote(request, model)
-            self._expect(call, worker, incarnation, lambda part: Evaluated(worker, incarnation, number, part_of(part)))
+        self._calls[call] = (request.worker, request.incarnation)
 
     def kept(self, accepted: Mapping[int, int]) -> dict[int, Tensor | None]:
         calls = {
@@ -326,15 +319,10 @@ class RayTransport:
         done, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=_ANSWER) if calls else ([], [])
         kept: dict[int, Tensor | None] = {}
         for call in done:
-            try:
+            with suppress(self._ray.exceptions.RayError):
                 array = self._ray.get(call)
-            except self._ray.exceptions.RayError:
-                continue
-            kept[calls[call]] = None if array is None else torch.from_numpy(array)
+                kept[calls[call]] = None if array is None else torch.from_numpy(array)
         return kept
-
-    def _expect(self, call: Any, worker: int, incarnation: int, make: Callable[[Any], Notice | None]) -> None:
-        self._calls[call] = (worker, incarnation, make)
 
     def receive(self, timeout: float) -> list[Notice]:
         until = time.monotonic() + timeout
@@ -347,44 +335,31 @@ class RayTransport:
             if self._calls:
                 count = 1 if timeout else len(self._calls)
                 for call in self._ray.wait(list(self._calls), num_returns=count, timeout=pause)[0]:
-                    self._read(call)
+                    self._read(call, self._calls)
             else:
                 time.sleep(min(pause, 0.05))
             if now - self._checked_lives > _CHECK_LIVES and self._lives:
                 self._checked_lives = now
                 for call in self._ray.wait(list(self._lives), num_returns=len(self._lives), timeout=0)[0]:
-                    self._ended(call)
+                    self._read(call, self._lives)
             if now >= until:
                 break
         inbox, self._inbox = self._inbox, []
         return inbox
 
-    def _read(self, call: Any) -> None:
-        """Make a notice of a call that has ended."""
-        worker, incarnation, make = self._calls.pop(call)
-        errors = self._ray.exceptions
+    def _read(self, call: Any, calls: dict[Any, tuple[int, int]]) -> None:
+        """Take the notice of a call that has ended, or that of a death; a request that was overtaken has none."""
+        (worker, incarnation), errors = calls.pop(call), self._ray.exceptions
         try:
-            notice = make(self._ray.get(call))
-        except errors.ActorUnavailableError:
-            return  # a message may be lost: the request is sent again
-        except errors.RayActorError as error:
-            self._inbox.append(self._died(worker, incarnation, str(error)))
-            return
-        except errors.RayError:
-            return  # the reply was on a machine that is gone, and so is its worker
+            notice: Notice | None = self._ray.get(call)
+        except errors.RayError as error:  # a message that is lost is sent again, and a machine that is gone is noticed
+            died = isinstance(error, errors.RayActorError) and not isinstance(error, errors.ActorUnavailableError)
+            notice = self._died(worker, incarnation, str(error)) if died or calls is self._lives else None
         if isinstance(notice, Ready):
             address = {node["NodeID"]: node["NodeManagerAddress"] for node in self._ray.nodes()}.get(notice.node, "")
             self._pids[f"{address} {notice.pid}"] = (worker, incarnation)
         if notice is not None:
             self._inbox.append(notice)
-
-    def _ended(self, call: Any) -> None:
-        """A worker's process has ended."""
-        worker, incarnation = self._lives.pop(call)
-        try:
-            self._ray.get(call)
-        except self._ray.exceptions.RayError as error:
-            self._inbox.append(self._died(worker, incarnation, str(error)))
 
     def _died(self, worker: int, incarnation: int, error: str) -> Died:
         """How a process ended, with its number, the signal as far as that is known, and where its output is."""

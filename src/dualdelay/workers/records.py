@@ -8,7 +8,7 @@ from enum import Enum
 
 from torch import Tensor
 
-from .messages import EvaluationRequest, JobRequest
+from .messages import EvaluationRequest, JobRequest, Reply
 
 
 class Status(Enum):
@@ -51,6 +51,7 @@ class WorkerRecord:
     since: float = 0.0  # when it began to start, or to work on what it was asked for
     queue: deque[int] = field(default_factory=deque)  # the draws that it is asked for next
     request: JobRequest | None = None  # what it was asked for and has not answered
+    reply: Reply | None = None  # what it has answered and the loop has not taken
     sequence: int = -1  # of the last request
     accepted: int = -1  # the last request of this incarnation whose reply was taken
     sent: float = 0.0  # when the request was sent last
@@ -81,18 +82,14 @@ class WorkerRecord:
     @property
     def is_free(self) -> bool:
         """Whether it is present, has nothing to do and can be asked for something."""
-        busy = self.blocked or self.request is not None or self.evaluating is not None
+        busy = self.blocked or any(one is not None for one in (self.request, self.reply, self.evaluating))
         return self.status is Status.PRESENT and not busy
 
     @property
     def jobs(self) -> list[int]:
-        """The draws that it was given and has not answered."""
-        return [*([] if self.request is None else [self.request.draw]), *self.queue]
-
-    def drop_jobs(self) -> None:
-        """Its jobs are no more; a reply that still comes is not taken."""
-        self.queue.clear()
-        self.request = None
+        """The draws that it was given and the loop has not taken; a reply that is due may still be lost."""
+        asked = self.request if self.reply is None else self.reply.request
+        return [*([] if asked is None else [asked.draw]), *self.queue]
 
     def lose_process(self) -> None:
         """Its process is gone, and with it what it was doing."""
@@ -103,15 +100,3 @@ class WorkerRecord:
     def forgive(self) -> None:
         """Its crashes and failures so far do not count any more."""
         self.crashes = self.failures = 0
-
-    def keep_at_worker(self) -> None:
-        """It keeps something, and the server does not have it."""
-        self.memory, self.held = Memory.AT_WORKER, None
-
-    def keep_at_server(self, held: Tensor) -> None:
-        """The server has what it keeps, for its next process."""
-        self.memory, self.held = Memory.AT_SERVER, held
-
-    def lose_memory(self) -> None:
-        """What it kept is gone."""
-        self.memory, self.held = Memory.NONE if self.memory is Memory.NONE else Memory.LOST, None

@@ -6,12 +6,11 @@ from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import Literal
 
 from ..core import Problem
-from ..core.errors import MOST_WORKERS, BadInput, plain_number, require_several, require_whole
+from ..core.errors import MOST_WORKERS, BadInput, plain_number, require_kind, require_several, require_whole
 from ..core.settings import check_settings, positive, thread_count, whole
 from ..engine.fleet import Message
 from .transport import Transport
@@ -44,11 +43,7 @@ class FaultPolicy:
         check_settings(self)
 
 
-class Wish(Enum):
-    """What a user may want of a worker while a run lasts."""
-
-    JOIN = "join"
-    LEAVE = "leave"
+Wish = Literal["join", "leave"]  # what a user may want of a worker while a run lasts
 
 
 class FleetControl:
@@ -85,19 +80,16 @@ class FleetControl:
                     f"there is no room for another worker: room is {self._room}; give the fleet more at the start."
                 )
             worker, self._next = self._next, self._next + 1
-        self._wishes.append((Wish.JOIN, worker))
+        self._wishes.append(("join", worker))
         return worker
 
     def leave(self, worker: int) -> None:
         """Take a worker out of the running job. May be called from any thread."""
-        self._wishes.append((Wish.LEAVE, worker))
+        self._wishes.append(("leave", worker))
 
     def take_wishes(self) -> list[tuple[Wish, int]]:
         """What was asked for since the last time."""
-        wishes = []
-        while self._wishes:
-            wishes.append(self._wishes.popleft())
-        return wishes
+        return [self._wishes.popleft() for _ in range(len(self._wishes))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,10 +112,8 @@ class WorkerFleet(ABC):
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if not isinstance(self.faults, FaultPolicy):
-            raise BadInput(f"faults is {self.faults!r}; expected a dd.FaultPolicy, such as dd.FaultPolicy(restarts=10).")
-        if not isinstance(self.control, FleetControl):
-            raise BadInput(f"control is {self.control!r}; expected a dd.FleetControl().")
+        require_kind("faults", self.faults, FaultPolicy, "dd.FaultPolicy(restarts=10)")
+        require_kind("control", self.control, FleetControl, "dd.FleetControl()")
         require_several("absent", self.absent, "workers' numbers")
         for worker in self.absent:
             require_whole("a worker in absent", plain_number(worker), 0, MOST_WORKERS)

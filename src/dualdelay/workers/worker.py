@@ -15,7 +15,7 @@ from ..core import Problem
 from ..core.compression import Packed
 from ..core.devices import use_threads
 from ..engine.fleet import Message, answer
-from .messages import Array, EvaluationRequest, JobRequest, Reply
+from .messages import Array, Evaluated, EvaluationRequest, JobRequest, Reply
 
 
 class Worker:
@@ -48,36 +48,35 @@ class Worker:
             elif request.accepted < 0:
                 self._held = None if held is None else torch.from_numpy(held.copy())
             self._sequence, self._keep, self._reply = request.sequence, None, None
-        start = time.perf_counter()
+        start, keep = time.perf_counter(), None
         try:
             model = self._model(x)
             gradient, loss = self._problem.gradient(model, self._worker, request.draw)
             done = answer(gradient, float(loss), model, self._message, self._held)
             value = done.value.arrays() if isinstance(done.value, Packed) else done.value.detach().cpu().numpy()
+            reply = Reply(request, value, done.keep is not None, done.loss, time.perf_counter() - start)
+            keep = done.keep
         except BaseException:  # also sys.exit: a process that ends itself in silence would be missed for long
             reply = Reply(request, np.empty(0), False, float("nan"), time.perf_counter() - start, traceback.format_exc())
-            keep = None
-        else:
-            keep = done.keep
-            reply = Reply(request, value, keep is not None, done.loss, time.perf_counter() - start)
         with self._lock:
             self._reply, self._keep = reply, keep
         return reply
 
-    def evaluate(self, request: EvaluationRequest, x: Array) -> dict[str, Any] | str:
+    def evaluate(self, request: EvaluationRequest, x: Array) -> Evaluated:
         """This worker's part of an evaluation, with the seconds it took, or a traceback."""
-        start = time.perf_counter()
+        part: dict[str, Any] | str
         try:
             if request.mean_samples:
                 self._problem.set_mean_samples(request.mean_samples)
             self._problem.samples(self._worker)  # its data may have to be built, which is no part of it
             start, model = time.perf_counter(), self._model(x)
             some = () if request.samples is None else (request.samples,)
-            part = self._problem.measure(model, self._worker, *some)
-            arrays = {name: v.detach().cpu().numpy() if isinstance(v, Tensor) else v for name, v in part.items()}
-            return {**arrays, "loss": float(arrays["loss"]), "seconds": time.perf_counter() - start}
+            measured = self._problem.measure(model, self._worker, *some)
+            part = {name: v.detach().cpu().numpy() if isinstance(v, Tensor) else v for name, v in measured.items()}
+            part |= {"loss": float(part["loss"]), "seconds": time.perf_counter() - start}
         except BaseException:
-            return traceback.format_exc()
+            part = traceback.format_exc()
+        return Evaluated(request.worker, request.incarnation, request.evaluation, part)
 
     def samples(self) -> int | str | None:
         """How many samples this worker has, or why it cannot say."""
@@ -95,13 +94,6 @@ class Worker:
     def _model(self, x: Array) -> Tensor:
         use_threads(self._threads)
         if self._x.shape != x.shape:
-            self._x = torch.empty(x.shape, dtype=torch.from_numpy(np.empty(0, x.dtype)).dtype)
+            self._x = torch.from_numpy(np.empty_like(x))
         np.copyto(self._x.numpy(), x)
         return self._x
-
-
-def part_of(answer: dict[str, Any] | str) -> dict[str, Any] | str:
-    """A worker's part of an evaluation as the server uses it: with tensors for arrays."""
-    if isinstance(answer, str):
-        return answer
-    return {name: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for name, v in answer.items()}

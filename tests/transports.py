@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core import Problem
-from ..core.environment import environment
-from ..engine.fleet import Message
-from .messages import Died, Evaluated, EvaluationRequest, JobRequest, Notice, Ready, Reply
-from .ray_fleet import RayFleet
-from .settings import WorkerFleet
-from .transport import Transport
-from .worker import Worker, part_of
+from dualdelay.core import Problem
+from dualdelay.core.environment import environment
+from dualdelay.engine.fleet import Message
+from dualdelay.workers.messages import Died, Evaluated, EvaluationRequest, JobRequest, Notice, Ready, Reply
+from dualdelay.workers.ray_fleet import RayFleet
+from dualdelay.workers.settings import WorkerFleet
+from dualdelay.workers.transport import Transport
+from dualdelay.workers.worker import Worker
 
 
 @dataclass
@@ -109,15 +109,21 @@ class VirtualTransport(Transport):
             return
         if isinstance(request, JobRequest):
             array = None if held is None else held.numpy().copy()
-            self._call(process, self._fleet.job_seconds(request), lambda: process.compute(request, model, array))
+            taken = self._fleet.job_seconds(request)
+
+            def computed() -> Reply | None:
+                reply = process.compute(request, model, array)
+                return None if reply is None else reply._replace(seconds=taken)
+
+            self._call(process, taken, computed)
             return
         seconds = self._fleet.evaluation_seconds(request)
 
         def evaluated() -> Evaluated:
-            part = part_of(process.evaluate(request, model))
-            if isinstance(part, dict):
-                part["seconds"] = seconds
-            return Evaluated(request.worker, request.incarnation, request.evaluation, part)
+            notice = process.evaluate(request, model)
+            if isinstance(notice.part, dict):
+                notice.part["seconds"] = seconds
+            return notice
 
         self._call(process, seconds, evaluated)
 
@@ -159,16 +165,16 @@ class LossyTransport:
         self._inner, self._weather = inner, weather
         self.now, self.start, self.stop, self.put, self.get = inner.now, inner.start, inner.stop, inner.put, inner.get
         self.kept, self.why_not_started, self.close = inner.kept, inner.why_not_started, inner.close
-        self._late: list[tuple[float, int, Callable[[], Notice | None]]] = []
+        self._late: list[tuple[float, int, JobRequest | Reply, tuple[Any, ...]]] = []
         self._count = itertools.count()
 
-    def _deliver(self, message: JobRequest | Reply, action: Callable[[], Notice | None]) -> None:
+    def _deliver(self, message: JobRequest | Reply, *rest: Any) -> None:
         for delay in self._weather(message):
-            heapq.heappush(self._late, (self.now() + delay, next(self._count), action))
+            heapq.heappush(self._late, (self.now() + delay, next(self._count), message, rest))
 
     def send(self, request: JobRequest | EvaluationRequest, model: Any, held: Tensor | None = None) -> None:
         if isinstance(request, JobRequest):
-            self._deliver(request, lambda: self._inner.send(request, model, held))
+            self._deliver(request, model, held)
         else:
             self._inner.send(request, model)
 
@@ -176,20 +182,19 @@ class LossyTransport:
         until, notices = self.now() + timeout, list[Notice]()
         while True:
             while self._late and self._late[0][0] <= self.now():
-                notice = heapq.heappop(self._late)[2]()
-                notices += [] if notice is None else [notice]
+                _, _, message, rest = heapq.heappop(self._late)
+                if isinstance(message, Reply):
+                    notices.append(message)
+                else:
+                    self._inner.send(message, *rest)
             if notices or self.now() > until:
                 return notices
-            pause = min([until, *(moment for moment, _, _ in self._late[:1])]) - self.now()
+            pause = min([until, *(late[0] for late in self._late[:1])]) - self.now()
             for notice in self._inner.receive(max(0.0, pause)):
                 if isinstance(notice, Reply):
-                    self._deliver(notice, partial(_itself, notice))
+                    self._deliver(notice)
                 else:
                     notices.append(notice)
-
-
-def _itself(notice: Notice) -> Notice:
-    return notice
 
 
 @dataclass(frozen=True)
