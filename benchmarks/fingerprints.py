@@ -172,7 +172,7 @@ class Fleet:
 @contextlib.contextmanager
 def virtual_workers() -> Iterator[SimpleNamespace]:
     """``begin(algorithm, problem, fleet, before, schedule, **conduct)`` of a run on virtual time, and the tests' names."""
-    time = virtual.VirtualTime()
+    time = importlib.import_module("transports").VirtualTime()
 
     def begin(
         algorithm: Any,

@@ -80,7 +80,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "mixed types": (lambda: network(nn.Sequential(mlp(), mlp(features=3).double())), ("float32", "float64")),
     "logistic without shards": (lambda: L(shards=[]), ("shards", "empty")),
     "unequal numbers of features": (lambda: L(shards=UNEQUAL), ("shards[1]", "4", "3")),
-    "no local steps": (lambda: dd.LocalSteps(q3, 0, 0.1), ("k", "0", "1 or more")),
+    "no local steps": (lambda: dd.LocalSteps(q3, 0, 0.1), ("k", "0", "1..")),
     "local steps of no length": (lambda: dd.LocalSteps(q3, 2, 0.0), ("lr", "0.0", "above zero")),
     # more than there is room for
     "a billion workers": (lambda: dd.Digits(workers=BILLION), ("workers is 1000000000",)),

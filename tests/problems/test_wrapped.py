@@ -186,6 +186,19 @@ class Opaque(dd.Quadratic):
     measure = dd.Problem.measure
 
 
+@pytest.mark.numeric
+def test_exact_gradients_are_clipped_where_the_problem_clips() -> None:
+    network = dd.Network(mlp(), cross_entropy, shards(3), 8, full_gradient=False)
+    x = network.start(0)
+    whole = FullGradients(network).gradient(x, 1, 0)[0]
+    norm = float(whole.norm()) / 2
+    clipped = exact(Clipped(network, norm)).gradient(x, 1, 0)[0]
+    assert torch.equal(clipped, Clipped(FullGradients(network), norm).gradient(x, 1, 0)[0])
+    assert float(clipped.norm()) == pytest.approx(norm)
+    assert torch.equal(FullGradients(Clipped(network, norm)).gradient(x, 1, 0)[0], whole)
+    assert dd.simulate(dd.ALGORITHMS["iag"](0.1), Clipped(network, norm), SPEEDS, updates=4).version == 4
+
+
 def test_a_problem_without_exact_gradients_is_refused() -> None:
     with pytest.raises(dd.BadInput, match="Opaque gives no exact local gradients"):
         dd.simulate(dd.algorithms.IAG(LR), Opaque([[0.0], [1.0]]), dd.FixedSpeeds([1.0, 1.0]), updates=1)

@@ -30,6 +30,7 @@ def refuse_batchnorm(module: nn.Module) -> None:
 def without_batchnorm(module: nn.Module, groups: int = 32) -> nn.Module:
     """A copy of a model in which GroupNorm stands for BatchNorm: at most ``groups`` groups, a divisor of the channels.
 
+    For BatchNorm1d, whose channels may be single numbers, all channels are one group.
     Scale and shift are taken over; the statistics are not, so a trained model needs to be trained on.
     """
     parents = nn.Sequential(copy.deepcopy(module))  # so that a model that is nothing but a BatchNorm has one
@@ -44,7 +45,8 @@ def without_batchnorm(module: nn.Module, groups: int = 32) -> nn.Module:
 
 def _group_norm(norm: _BatchNorm, groups: int) -> nn.GroupNorm:
     channels = norm.num_features
-    group_norm = nn.GroupNorm(math.gcd(groups, channels), channels, eps=norm.eps, affine=norm.affine)
+    count = 1 if isinstance(norm, nn.BatchNorm1d) else math.gcd(groups, channels)  # a group of one number would be constant
+    group_norm = nn.GroupNorm(count, channels, eps=norm.eps, affine=norm.affine)
     if norm.affine:
         group_norm.load_state_dict({"weight": norm.weight, "bias": norm.bias})
     return group_norm

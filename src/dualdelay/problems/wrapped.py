@@ -189,9 +189,7 @@ class FullGradients(Wrapped):
         if type(problem).measure is Problem.measure:
             name = type(problem).__name__
             raise BadInput(f"{name} gives no exact local gradients; use a problem that does, or give it 'measure'.")
-        self._source = source = copy.copy(problem)
-        if isinstance(source, Network):
-            source.full_gradient = True  # for jobs, whether or not evaluations compute it
+        self._source = _with_full_gradient(problem)
 
     def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
         measured = self._source.measure(x, worker)
@@ -204,8 +202,18 @@ class FullGradients(Wrapped):
         return None  # all of them take no longer than a gradient
 
 
+def _with_full_gradient(problem: Problem) -> Problem:
+    """The problem with the full gradient in what it measures, whether or not evaluations compute it."""
+    if isinstance(problem, Wrapped):
+        return problem.rewrapped(_with_full_gradient(problem.problem))
+    source = copy.copy(problem)
+    if isinstance(source, Network):
+        source.full_gradient = True
+    return source
+
+
 def exact(problem: Problem) -> Problem:
-    """The problem with exact local gradients; where several local steps are taken, each step's is exact."""
-    if isinstance(problem, LocalSteps):
-        return problem.rewrapped(exact(problem.problem))
-    return problem if isinstance(problem, FullGradients) else FullGradients(problem)
+    """The problem with exact local gradients; each of several local steps is exact, and what is clipped is, too."""
+    if isinstance(problem, FullGradients):
+        return problem
+    return problem.rewrapped(exact(problem.problem)) if isinstance(problem, Wrapped) else FullGradients(problem)
