@@ -3,7 +3,7 @@
     python benchmarks/ray_slow_worker.py
 
 A job takes 20 ms and worker 0's takes 200 ms, most of it asleep, so that four workers do not share the processors. The four
-see unlike digits (Dirichlet 0.1). Both methods get the step size that reaches the loss first on the simulator's clock at
+have uneven digits (Dirichlet 0.1). Both methods get the step size that reaches the loss first on the simulator's clock at
 the same speeds, from the grid 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, with seeds that are not used afterwards. Seconds count from
 the first update, for which both methods wait for everybody, to the first evaluated model with the loss; evaluations are
 half a second apart.

@@ -9,7 +9,7 @@ import pytest
 
 import dualdelay as dd
 from own import refused
-from tables import CASES, LR
+from tables import ALGORITHMS, CASES, LR
 
 A = dd.algorithms
 SETTINGS: list[tuple[Any, str, list[Any]]] = [
@@ -53,3 +53,7 @@ TOO_MANY = {
 def test_a_setting_that_does_not_fit_the_number_of_workers_is_refused(name: str) -> None:
     method, words = TOO_MANY[name]
     refused(lambda: dd.simulate(method, *CASES["q3"], updates=9), name, *words)
+
+
+def test_every_method_of_the_package_has_a_row() -> None:
+    assert {type(method) for method in ALGORITHMS.values()} == set(dd.ALGORITHMS.values()), "a row in tests/tables.py"

@@ -120,7 +120,7 @@ def test_ctrl_c_on_a_shell_exits_with_130_and_the_run_goes_on_with_the_same_bits
         while not list(folder.glob("checkpoints/*")) and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        _, printed = process.communicate(timeout=60)
+        _, printed = process.communicate(timeout=300)
     finally:
         process.kill()
     assert process.returncode == 130

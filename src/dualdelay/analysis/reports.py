@@ -121,7 +121,10 @@ def print_comparison(sweep: Sweep, console: Console) -> None:
             rows.append([name, *cells, f"{len(ended)} of {len(runs)}"])
         if all(run is not None for runs in methods.values() for run in runs):
             rows = [row[:-1] for row in rows]
-        print_rows(f"{setting}: {when}" if len(settings) > 1 else when, rows, console)
+        seeds = max(map(len, methods.values()))
+        spread = f"mean ± standard deviation of {seeds} seeds; " if seeds > 1 else ""
+        caption = f"{spread}audit: the relative error of a kept sum of gradients, if one is kept"
+        print_rows(f"{setting}: {when}" if len(settings) > 1 else when, rows, console, caption)
 
 
 def sentence(sweep: Sweep) -> str:

@@ -1,4 +1,4 @@
-"""The shell: ``dualdelay train | compare | resume | replay | list | advise | paper | data``."""
+"""The shell: ``dualdelay train | compare | resume | replay | list | advise | paper | data | new``."""
 
 from .commands import main
 

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import tyro
 
-from ..algorithms import ALGORITHMS
 from ..core.errors import BadInput, shown
+from ..runs.names import REGISTRIES
 from ..storage.files import make_folder, write
 from . import shared
 from .shared import Json
@@ -84,9 +84,9 @@ def new(
     if not name.isidentifier() or not name.islower() or keyword.iskeyword(name):
         raise BadInput(f"the name is {shown(name)}; expected a word in small letters, such as half_steps.")
     path = folder / f"{name}.py"
-    if name in ALGORITHMS or path.exists():
-        taken = f"{path} exists" if path.exists() else f"there is a method {name!r}"
-        raise BadInput(f"{taken}; choose another name.")
+    taken = [f"the package has {name!r} among its {kind}s already" for kind, registry in REGISTRIES.items() if name in registry]
+    if taken or path.exists():
+        raise BadInput(f"{taken[0] if taken else f'{path} exists'}; choose another name.")
     make_folder(folder)
     write(path, _filled(TEMPLATE, name).encode())
     shared.make_console(json).print(_filled(NEXT, name).replace("FILE", str(path)))
