@@ -84,7 +84,8 @@ def new(
     if not name.isidentifier() or not name.islower() or keyword.iskeyword(name):
         raise BadInput(f"the name is {shown(name)}; expected a word in small letters, such as half_steps.")
     path = folder / f"{name}.py"
-    taken = [f"the package has {name!r} among its {kind}s already" for kind, registry in REGISTRIES.items() if name in registry]
+    kinds = [kind for kind, registry in REGISTRIES.items() if name in registry]
+    taken = [f"the package has {name!r} among its {kind.removesuffix('s')}s already" for kind in kinds]
     if taken or path.exists():
         raise BadInput(f"{taken[0] if taken else f'{path} exists'}; choose another name.")
     make_folder(folder)
