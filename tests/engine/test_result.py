@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
 
 import dualdelay as dd
 from tables import CASES, LR
@@ -45,3 +49,37 @@ def test_a_metric_of_a_user_s_own_may_be_better_the_larger_it_is() -> None:
     evaluation = dd.Evaluation(every=1, early_stop=stop, metrics={"near": lambda x: -abs(float(x) - 6)})
     run = dd.simulate(dd.SyncSGD(0.1), *CASES["q3"], updates=99, evaluation=evaluation)
     assert run.metrics.near[-2] < -4.0 <= run.metrics.near[-1]
+
+
+def test_a_metric_of_one_s_own_says_which_way_is_good() -> None:
+    assert dd.EarlyStop("max f1", patience=3) == dd.EarlyStop("f1", patience=3, larger_is_better=True)
+    ways = {
+        "accuracy": "max accuracy",
+        "objective": "min objective",
+        "held_out_loss": "min held_out_loss",
+        "min f1": "min f1",
+    }
+    assert {name: dd.EarlyStop(name, target=1.0).keeps for name in ways} == ways
+    with pytest.raises(dd.BadInput, match="say which way is good: 'max f1' or 'min f1'"):
+        dd.EarlyStop("f1", patience=3)
+    with pytest.raises(dd.BadInput, match="larger_is_better False; leave one out"):
+        dd.EarlyStop("max f1", patience=3, larger_is_better=False)
+    with pytest.raises(dd.BadInput, match="best_by is 'max f1', and early_stop follows 'min f1'; give both one way"):
+        dd.Evaluation(best_by="max f1", early_stop=dd.EarlyStop("min f1", patience=3))
+
+
+def test_a_metric_that_dies_is_noted_where_the_best_model_or_the_end_hangs_on_it() -> None:
+    values = iter([3.0, 2.0, *[float("nan")] * 9])
+    evaluation = dd.Evaluation(every=2, metrics={"m": lambda model: next(values)}, best_by="min m")
+    run = dd.simulate(dd.DuDe(0.1), dd.Quadratic([[0.0], [6.0]]), dd.FixedSpeeds([1, 2]), updates=8, evaluation=evaluation)
+    assert run.best is not None and (run.best.value, run.best.version) == (2.0, 2)
+    assert [note for note in run.notes if note.startswith("m had no value at the end")] != []
+
+
+def test_the_best_model_of_a_loaded_run_is_that_of_the_run(tmp_path: Path) -> None:
+    evaluation = dd.Evaluation(every=2, best_by="objective")
+    problem, speeds = dd.Quadratic([[0.0], [6.0]]), dd.FixedSpeeds([1, 2])
+    run = dd.simulate(dd.DuDe(0.1), problem, speeds, updates=8, evaluation=evaluation, folder=tmp_path / "run")
+    loaded = dd.load(tmp_path / "run").best
+    assert run.best is not None and loaded is not None
+    assert replace(loaded, x=None) == replace(run.best, x=None) and torch.equal(loaded.x, run.best.x)

@@ -137,7 +137,7 @@ def test_runs_that_take_more_memory_than_there_is_are_computed_in_parts(tmp_path
 
 # --- what cannot be ---
 
-STOP_BY_X = {"evaluation": dd.Evaluation(early_stop=dd.EarlyStop("x", 1.0))}
+STOP_BY_X = {"evaluation": dd.Evaluation(early_stop=dd.EarlyStop("min x", 1.0))}
 METRIC_TIME = {"evaluation": dd.Evaluation(metrics={"time": len})}
 BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a setting that one method has not": ({"algorithm": [dd.DuDe(LR), dd.SyncSGD(LR)], "wait_for": [1, 2]}, {}, "wait_for"),

@@ -305,6 +305,18 @@ class WorkerRows:
         return Table(columns | {name: columns[name].astype(np.int64) for name in ("version", "worker", "samples")})
 
 
+def metric_and_way(setting: str, text: str) -> tuple[str, str]:
+    """The metric that a text such as "accuracy" or "max f1" names, and whether "max" or "min" of it is good."""
+    word, _, rest = text.partition(" ")
+    if word in ("max", "min"):
+        return rest, word
+    if text == "accuracy":
+        return text, "max"
+    if text in NAMES or text.endswith("loss"):
+        return text, "min"
+    raise BadInput(f"{setting} is {text!r}; say which way is good: 'max {text}' or 'min {text}'.")
+
+
 @dataclass
 class Best:
     """The best model so far, by one metric."""
@@ -320,14 +332,10 @@ class Best:
     @classmethod
     def by(cls, text: str, names: Sequence[str]) -> Best:
         """Keep the best by the metric of that name, in front of which "max" or "min" may say which way is good."""
-        word, _, rest = text.partition(" ")
-        metric, way = (rest, word) if word in ("max", "min") else (text, "")
+        metric = text.removeprefix("max ").removeprefix("min ")
         if metric not in names:
             raise BadInput(f"there is no metric {metric!r} to keep the best or to stop by; there are {', '.join(names)}.")
-        usual = "max" if metric == "accuracy" else "min" if metric in NAMES or metric.endswith("loss") else ""
-        if not (way or usual):
-            raise BadInput(f"best_by is {text!r}; say which way is good: 'max {metric}' or 'min {metric}'.")
-        return cls(metric, (way or usual) == "max")
+        return cls(metric, metric_and_way("best_by", text)[1] == "max")
 
     def consider(self, row: Row, x: Tensor, *, complete: bool = True) -> None:
         """Take a model if it is better; one that not all present workers have evaluated (not ``complete``) is passed over.

@@ -18,7 +18,7 @@ from ..core.aggregate import AggregateState
 from ..core.errors import BadInput, require_whole
 from ..core.state import State
 from .delays import Delays, delays
-from .evaluation import Best
+from .evaluation import Best, metric_and_way
 from .trace import Table, Trace
 
 
@@ -27,19 +27,27 @@ class EarlyStop:
     """Stop when a metric is good enough, or has not improved for a while; judged at each evaluation."""
 
     metric: str = "objective"
-    """The column of the run's metrics to look at."""
+    """The column of the run's metrics to look at; of one of your own say which way is good: "max f1" or "min f1"."""
     target: float | None = None
     """Good enough; None: never."""
     patience: int | None = None
     """Evaluations in a row without a new best value that are too many; None: any number is fine."""
     larger_is_better: bool | None = None
-    """Which way is good; None: larger for accuracy, smaller for everything else."""
+    """Which way is good, if the metric's name does not say it; by default larger for accuracy, smaller for losses."""
 
     def __post_init__(self) -> None:
         if self.target is None and self.patience is None:
             raise BadInput("EarlyStop has neither target nor patience; give at least one.")
         if self.patience is not None:
             require_whole("patience", self.patience, 1)
+        if self.metric.startswith(("max ", "min ")):
+            metric, way = metric_and_way("metric", self.metric)
+            if self.larger_is_better not in (None, way == "max"):
+                raise BadInput(f"metric is {self.metric!r}, and larger_is_better {self.larger_is_better}; leave one out.")
+            object.__setattr__(self, "metric", metric)
+            object.__setattr__(self, "larger_is_better", way == "max")
+        elif self.larger_is_better is None:
+            metric_and_way("the metric of EarlyStop", self.metric)
 
     def __call__(self, metrics: Table) -> bool:
         """Whether the run should end, from all evaluations so far."""
@@ -64,8 +72,9 @@ class EarlyStop:
     @property
     def keeps(self) -> str:
         """The best model that a run with this should keep, as ``Evaluation.best_by`` writes it."""
-        grows = self.metric == "accuracy" if self.larger_is_better is None else self.larger_is_better
-        return f"{'max' if grows else 'min'} {self.metric}"
+        if self.larger_is_better is None:
+            return " ".join(reversed(metric_and_way("metric", self.metric)))
+        return f"{'max' if self.larger_is_better else 'min'} {self.metric}"
 
 
 @dataclass(frozen=True, repr=False)

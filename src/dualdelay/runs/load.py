@@ -113,6 +113,9 @@ def best_of(place: Folder, record: RunRecord, result: Mapping[str, Any], metrics
     best = Best.by(record.keep_best or "", tuple(metrics))
     best.value, best.version = float(result["best_value"]), int(result["best_version"])
     best.x = place.names().flat(place.weights("best"), like)
+    for row in metrics.rows():
+        if row["version"] == best.version and row.get(best.metric) == best.value:
+            best.answered, best.share = row.get("answered", -1.0), row.get("share", -1.0)
     return best
 
 

@@ -197,6 +197,9 @@ class Runner:
     def _all_notes(self, k: int) -> list[str]:
         loop = self.loop
         notes = [*self._notes, *(f"{what}: {how}" for what, how in loop.evaluations[k].failures.items())]
+        best, rows = loop.evaluations[k].best, loop.evaluations[k].rows
+        if best is not None and rows and math.isnan(rows[-1][best.metric]):
+            notes.append(f"{best.metric} had no value at the end: no best model and no early stopping followed it there")
         if self._monitor is not None:
             notes += [f"logger {name}: {how}" for name, how in self._monitor.failures.items()]
         if loop.skipped_evaluations and not self._spec.scheduled_by_default:

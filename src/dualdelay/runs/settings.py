@@ -57,6 +57,9 @@ class Evaluation:
             target = plain_number(self.early_stop.target)
             if target is not None and not (isinstance(target, (int, float)) and target == target):
                 raise BadInput(f"the target of early_stop is {shown(target)}; expected a number.")
+            metric, way = self.early_stop.metric, self.early_stop.keeps.split()[0]
+            if self.best_by in (f"max {metric}", f"min {metric}") and self.best_by != f"{way} {metric}":
+                raise BadInput(f"best_by is {self.best_by!r}, and early_stop follows '{way} {metric}'; give both one way.")
 
     @property
     def keeps(self) -> str | None:
