@@ -239,6 +239,14 @@ def test_a_recorded_run_gives_its_problem_its_times_and_its_last_model(advised):
     assert "--speeds 'lognormal[means=[1.0,2.0,4.0]]'" in values["commands"][0]
 
 
+def test_a_run_whose_server_has_an_optimiser_is_told_that_the_step_is_for_plain_sgd(advised):
+    server = dd.Server(optimizer="Adam")
+    speeds = dd.FixedSpeeds([1.0, 2.0, 4.0])
+    dd.simulate(dd.DuDe(0.05), parse("problem", QUADRATIC), speeds, updates=40, server=server, folder="adam")
+    notes = advised("--run", "adam")["notes"]
+    assert notes[0] == "the server of this run steps by Adam: lr is advised for plain SGD, so keep that of Adam"
+
+
 def test_a_run_of_a_user_s_own_problem_or_speeds_is_read_as_far_as_possible(advised):
     class Own(dd.Quadratic):
         pass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ class _Case:
     later: Tensor | None = None  # a model from further on
     flags: str = ""  # of the problem and of the speeds or the fleet; empty if one of them has no name
     errors: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def advise(
@@ -85,6 +86,7 @@ def advise(
         advice = advice_for(
             case.problem, case.speeds, x=case.x, later=case.later, updates=updates, time=time, seed=case.seed, report=ticks
         )
+    advice = replace(advice, notes=(*case.notes, *advice.notes))
     missing = [*case.errors, *advice.missing]
     commands = _commands(advice, case, updates, time)
     print_advice(advice, commands, missing, console)
@@ -129,6 +131,10 @@ def _recorded(path: Path) -> _Case:
     folder = Folder(path)
     record = folder.record()
     case = _Case(record.seed, x=folder.start())
+    if record.optimizer is not None:
+        step = record.optimizer["optimizer"]
+        name = step["function"] if isinstance(step, dict) else step
+        case.notes.append(f"the server of this run steps by {name}: lr is advised for plain SGD, so keep that of {name}")
     try:
         case.problem = rebuild("problem", record.problem)
         pace = _REAL if record.speeds is None else f"--speeds '{label(rebuild('speeds', record.speeds))}'"
