@@ -150,8 +150,8 @@ class RunProgress(_Bar):
 class SweepProgress(_Bar):
     """A ``report`` function that shows how much of a sweep is done; use it as a context around it."""
 
-    def __init__(self, label: str = "sweep", **options: Any) -> None:
-        super().__init__(label, until=1.0, **options)
+    def __init__(self, label: str = "sweep", after: float = 2.0, lines: float = 10.0) -> None:
+        super().__init__(label, until=1.0, after=after, lines=lines)
 
     def __call__(self, share: float, text: str) -> None:
         """Show where the sweep stands; a run by itself, which has no text, shows itself."""
@@ -179,14 +179,11 @@ class WorkersView(_Progress):
     While it lasts, the package's messages (a worker crashed, left, came back) are printed above it.
     """
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __enter__(self) -> Self:
         self._messages = _ConsoleHandler(self._console)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._recent: deque[Mapping[str, float]] = deque(maxlen=_RECENT)
         self._evaluation: dict[str, float] = {}
-
-    def __enter__(self) -> Self:
         logging.getLogger("dualdelay").addHandler(self._messages)
         return self
 

@@ -140,21 +140,33 @@ class Along:
 
     problem: what is measured, usually the run's own problem.
     every: updates from one measurement to the next.
-    options: those of ``constants``: draws, seed, iterations, threads.
+    draws, seed, iterations, samples, threads: as in ``constants``.
     """
 
-    def __init__(self, problem: Problem, every: int, **options: Any) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        every: int,
+        *,
+        draws: int = 100,
+        seed: int = 0,
+        iterations: int = 30,
+        samples: int | None = None,
+        threads: int | None = 1,
+    ) -> None:
         require_kind("problem", problem, Problem, "dd.Digits(workers=10)")
         require_whole("every", every, 1)
-        self._problem, self._every, self._options = problem, every, options
-        self._due = 0
+        self._every, self._due = every, 0
+        self._constants: Callable[[Tensor], Constants] = lambda x: constants(
+            problem, x, draws=draws, seed=seed, iterations=iterations, samples=samples, threads=threads
+        )
         self.moments: list[Moment] = []
 
     def __call__(self, state: State, arrival: Arrival) -> None:
         """Measure after an arrival, if a measurement is due."""
         if state.version >= self._due:
             self._due = (state.version // self._every + 1) * self._every
-            self.moments.append(Moment(state.version, arrival.time, constants(self._problem, state.x, **self._options)))
+            self.moments.append(Moment(state.version, arrival.time, self._constants(state.x)))
 
     @property
     def table(self) -> Table:
