@@ -28,7 +28,7 @@ test: .venv/ready
 	$(BIN)/pytest -m real
 
 pages: .venv/ready
-	for part in $$(grep -l __main__ tests/docs/test_*.py); do PYTHONPATH=tests $(BIN)/python $$part; done
+	for part in $$(grep -l '^if __name__' tests/docs/test_*.py); do PYTHONPATH=tests $(BIN)/python $$part; done
 	$(BIN)/ruff format --quiet docs
 
 clean:

