@@ -46,6 +46,7 @@ ALGORITHMS: dict[str, dd.Algorithm[Any]] = {
     "saga": dd.algorithms.SAGA(LR),
     "fadas": dd.algorithms.FADAS(LR, buffer=2),
 }
+DUDES = tuple(row for row, method in ALGORITHMS.items() if type(method) is dd.DuDe)
 
 # Q3 is the three-worker problem whose limits are known by hand: centers 0, 6, 12 and seconds 1, 2, 4.
 CASES: dict[str, tuple[dd.Problem, dd.SpeedModel]] = {

@@ -19,7 +19,7 @@ from dualdelay.engine.delays import delay_grids
 from dualdelay.runs.names import label
 from helpers import NO_TIES, archive, audit, heterogeneous, rounding, same
 from own import Fresh, Killed, differences, kill_at
-from tables import ALGORITHMS, CASES, LR
+from tables import ALGORITHMS, CASES, DUDES, LR
 
 announced, join, leave = dd.speeds.announced, dd.speeds.join, dd.speeds.leave
 LAST = dd.Evaluation(every=10**6)  # the end alone
@@ -119,16 +119,7 @@ UNBIASED = {
     **{
         row: replace(ALGORITHMS[row], lr=STEP)
         for row in (
-            *(
-                "dude",
-                "dude two",
-                "dude workers",
-                "dude two workers",
-                "dude busy",
-                "dude zeros",
-                "dude int8",
-                "dude sparse",
-            ),
+            *DUDES,
             *("sync", "sync by speed", "siag", "iag", "sag", "saga", "ringleader", "ca2fl"),
         )
     },

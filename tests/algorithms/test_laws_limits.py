@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import dualdelay as dd
 from dualdelay.runs.names import label
 from helpers import archive, few, heterogeneous, rounding
-from tables import ALGORITHMS, CASES, LR
+from tables import ALGORITHMS, CASES, DUDES, LR
 
 pytestmark = pytest.mark.numeric
 
@@ -60,16 +60,7 @@ RESTING = [  # method, updates: the distance to the solution shrinks by e^-34 or
     *(
         (replace(ALGORITHMS[row], lr=STEP), 1100)
         for row in (
-            *(
-                "dude",
-                "dude two",
-                "dude workers",
-                "dude two workers",
-                "dude busy",
-                "dude zeros",
-                "dude int8",
-                "dude sparse",
-            ),
+            *DUDES,
             *("mifa", "mifa active", "siag", "ringleader", "ca2fl", "iag", "sag", "saga"),
         )
     ),
