@@ -66,7 +66,7 @@ class Wake:
 
 
 Order = Send | Again | Cancel | Wake
-Orders = list[Order]
+Orders = list[Order]  # which a list of Send alone is not to a type checker: the functions below give Order
 
 
 def send(worker: int) -> Order:

@@ -49,8 +49,8 @@ def check_settings(record: Any) -> None:
 
     A field of a ``Literal`` type has one of its values, and None is fine where the type says so.
     """
-    of: Any = type(record)
-    types = _types(of)
+    kind_of_record: Any = type(record)
+    types = _types(kind_of_record)
     for field in dataclasses.fields(record):
         given = getattr(record, field.name, None)
         if (value := plain_number(given)) is not given:
