@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import dualdelay as dd
 from dualdelay.core import Order
+from dualdelay.engine.half import Half
 from dualdelay.engine.loop import Loop
 from dualdelay.simulation.clocks import VirtualClock
 from dualdelay.simulation.local_fleet import LocalFleet
@@ -89,7 +90,7 @@ def archive(algorithm: dd.Algorithm[Any], problem: dd.Problem, speeds: Any, **op
 
 def stepping(algorithm: dd.Algorithm[Any], problem: dd.Problem, speeds: dd.SpeedModel, events: int) -> Iterator[Loop]:
     """A run seen from inside after each of its first events, to look at the jobs in flight."""
-    loop = Loop(algorithm, problem, LocalFleet(problem, VirtualClock(speeds), algorithm.message), problem.start(0))
+    loop = Loop(algorithm, problem, LocalFleet(problem, VirtualClock(speeds), Half(algorithm)), problem.start(0))
     loop.begin()
     for _ in range(events):
         loop.advance()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import heapq
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -10,13 +11,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from dualdelay.core import Problem
 from dualdelay.core.environment import environment
-from dualdelay.engine.fleet import Message
-from dualdelay.workers.messages import Died, Evaluated, EvaluationRequest, JobRequest, Notice, Ready, Reply
+from dualdelay.engine.half import Half, Kept
+from dualdelay.workers.messages import (
+    Died,
+    Evaluated,
+    EvaluationRequest,
+    JobRequest,
+    Notice,
+    Ready,
+    Reply,
+    as_arrays,
+    as_tensors,
+)
 from dualdelay.workers.ray_fleet import RayFleet
 from dualdelay.workers.settings import WorkerFleet
 from dualdelay.workers.transport import Transport
@@ -44,8 +52,8 @@ class VirtualFleet(WorkerFleet):
     """Seconds after the first notice within which others come with it."""
     time: VirtualTime = field(default_factory=VirtualTime, repr=False, compare=False)
 
-    def connect(self, problem: Problem, message: Message, output: Path | None = None) -> VirtualTransport:
-        return VirtualTransport(self, problem, message)
+    def connect(self, problem: Problem, half: Half, output: Path | None = None) -> VirtualTransport:
+        return VirtualTransport(self, problem, half)
 
 
 class VirtualProcess(Worker):
@@ -57,9 +65,9 @@ class VirtualProcess(Worker):
 class VirtualTransport(Transport):
     """Processes of this process, and what they will say when."""
 
-    def __init__(self, fleet: VirtualFleet, problem: Problem, message: Message) -> None:
+    def __init__(self, fleet: VirtualFleet, problem: Problem, half: Half) -> None:
         self.time, self.processes = fleet.time, dict[int, VirtualProcess]()
-        self._fleet, self._problem, self._message = fleet, problem, message
+        self._fleet, self._problem, self._half = fleet, problem, half
         self._due: list[tuple[float, int, Callable[[], Notice | None]]] = []
         self._count = itertools.count()
 
@@ -76,7 +84,7 @@ class VirtualTransport(Transport):
 
     def start(self, worker: int, incarnation: int) -> None:
         self.stop(worker)
-        process = self.processes[worker] = VirtualProcess(worker, self._problem, self._message, 1)
+        process = self.processes[worker] = VirtualProcess(worker, self._problem, self._half, 1)
         process.incarnation, seconds = incarnation, self._fleet.start_seconds(worker, incarnation)
         samples = process.samples() if self._problem.needs_sample_counts else None
         ready = partial(Ready, worker, incarnation, "here", 1, environment(), samples)
@@ -97,18 +105,18 @@ class VirtualTransport(Transport):
             notice = self.die(worker)
             self.at(self.time.now + known, lambda: notice)
 
-    def put(self, x: Tensor) -> Any:
-        return x.detach().numpy().copy()
+    def put(self, x: Any) -> Any:
+        return copy.deepcopy(as_arrays(x))
 
-    def get(self, model: Any) -> Tensor:
-        return torch.from_numpy(model)
+    def get(self, model: Any) -> Any:
+        return as_tensors(model)
 
-    def send(self, request: JobRequest | EvaluationRequest, model: Any, held: Tensor | None = None) -> None:
+    def send(self, request: JobRequest | EvaluationRequest, model: Any, held: Kept | None = None) -> None:
         process = self.processes.get(request.worker)
         if process is None:
             return
         if isinstance(request, JobRequest):
-            array = None if held is None else held.numpy().copy()
+            array = copy.deepcopy(as_arrays(held))
             taken = self._fleet.job_seconds(request)
 
             def computed() -> Reply | None:
@@ -141,10 +149,10 @@ class VirtualTransport(Transport):
             self.time.now = max(self.time.now, until)
         return notices
 
-    def kept(self, accepted: Mapping[int, int]) -> dict[int, Tensor | None]:
+    def kept(self, accepted: Mapping[int, int]) -> dict[int, Kept | None]:
         alive = [worker for worker in accepted if worker in self.processes and self.processes[worker].alive]
         kept = {worker: self.processes[worker].kept(accepted[worker]) for worker in alive}
-        return {worker: None if held is None else torch.from_numpy(held.copy()) for worker, held in kept.items()}
+        return {worker: as_tensors(copy.deepcopy(held)) for worker, held in kept.items()}
 
     def why_not_started(self, worker: int) -> str:
         return ""
@@ -172,7 +180,7 @@ class LossyTransport:
         for delay in self._weather(message):
             heapq.heappush(self._late, (self.now() + delay, next(self._count), message, rest))
 
-    def send(self, request: JobRequest | EvaluationRequest, model: Any, held: Tensor | None = None) -> None:
+    def send(self, request: JobRequest | EvaluationRequest, model: Any, held: Kept | None = None) -> None:
         if isinstance(request, JobRequest):
             self._deliver(request, model, held)
         else:
@@ -203,5 +211,5 @@ class LossyRayFleet(RayFleet):
 
     weather: Weather = field(kw_only=True, repr=False)
 
-    def connect(self, problem: Problem, message: Message, output: Path | None) -> Transport:
-        return LossyTransport(super().connect(problem, message, output), self.weather)
+    def connect(self, problem: Problem, half: Half, output: Path | None) -> Transport:
+        return LossyTransport(super().connect(problem, half, output), self.weather)

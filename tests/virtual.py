@@ -17,16 +17,17 @@ import torch
 from torch import Tensor
 
 import dualdelay as dd
-from dualdelay.core import Orders
+from dualdelay.core import Memory, Orders
 from dualdelay.engine.evaluation import Schedule
 from dualdelay.engine.events import EventKind
+from dualdelay.engine.half import Half, Kept
 from dualdelay.engine.loop import Loop
 from dualdelay.simulation.clocks import RecordedClock
 from dualdelay.simulation.local_fleet import LocalFleet
 from dualdelay.storage.files import decode, encode
 from dualdelay.workers.coordinator import Coordinator
 from dualdelay.workers.messages import EvaluationRequest, JobRequest, Reply
-from dualdelay.workers.records import Memory
+from dualdelay.workers.records import MemoryPlace
 from dualdelay.workers.transport import Transport
 from helpers import rounding
 from transports import LossyTransport, VirtualFleet, VirtualTransport, Weather
@@ -38,7 +39,7 @@ DUDE = partial(dd.DuDe, lr=0.05, memory="workers")
 class MortalTransport(VirtualTransport):
     """Processes that die when they have computed certain jobs, before they send the reply."""
 
-    def send(self, request: JobRequest | EvaluationRequest, model: Any, held: Tensor | None = None) -> None:
+    def send(self, request: JobRequest | EvaluationRequest, model: Any, held: Kept | None = None) -> None:
         fleet, process = self._fleet, self.processes.get(request.worker)
         assert isinstance(fleet, MortalFleet)
         if process is not None and isinstance(request, JobRequest) and fleet.dies(request):
@@ -56,8 +57,8 @@ class MortalFleet(VirtualFleet):
     transports: list[MortalTransport] = field(default_factory=list, repr=False, compare=False)
     """Those of the runs so far."""
 
-    def connect(self, problem: dd.Problem, message: Any, output: Path | None = None) -> Transport:
-        self.transports.append(MortalTransport(self, problem, message))
+    def connect(self, problem: dd.Problem, half: Any, output: Path | None = None) -> Transport:
+        self.transports.append(MortalTransport(self, problem, half))
         return self.transports[-1] if self.weather is None else LossyTransport(self.transports[-1], self.weather)
 
 
@@ -101,8 +102,8 @@ class VirtualRun:
         problem, fleet = problem or dd.Quadratic(TRIO, noise=0.3), fleet or VirtualFleet()
         if before is not None:
             fleet = replace(fleet, time=before.transport.time)  # the clock goes on
-        self.control, self.transport = fleet.control, fleet.connect(problem, algorithm.message)
-        self.workers = Coordinator(fleet, problem, self.transport)
+        self.control, self.transport = fleet.control, fleet.connect(problem, Half(algorithm))
+        self.workers = Coordinator(fleet, problem, Half(algorithm), self.transport)
         self.records = self.workers.records
         self.loop = Loop(algorithm, problem, self.workers, problem.start(0), schedule=schedule, **loop)
         if before is None:
@@ -132,21 +133,22 @@ class VirtualRun:
         return [(event["kind"], event["worker"]) for event in self.loop.recorder.events]
 
     @property
-    def kept(self) -> dict[int, Tensor]:
+    def kept(self) -> dict[int, Memory]:
         """The gradients in the sum, from wherever they are kept; those that are lost are missing."""
-        at_workers = [r for r in self.records if r.memory is Memory.AT_WORKER and r.accepted >= 0]
+        at_workers = [r for r in self.records if r.memory is MemoryPlace.AT_WORKER and r.accepted >= 0]
         kept = self.transport.kept({record.number: record.accepted for record in at_workers})
         known = {worker: held for worker, held in kept.items() if held is not None}
-        return known | {record.number: record.held for record in self.records if record.held is not None}
+        known |= {record.number: record.held for record in self.records if record.held is not None}
+        return {worker: held["method"] for worker, held in known.items()}
 
     def check_sum(self) -> bool:
         """If no memory is lost now, the sum is that of what is kept; was there something to check?"""
         state, kept = self.loop.state, self.kept
-        lost = any(r.number not in kept for r in self.records if r.memory is not Memory.NONE)
+        lost = any(r.number not in kept for r in self.records if r.memory is not MemoryPlace.NONE)
         mending = any(event.kind is EventKind.RESTORED for event in self.workers._events)
         if not isinstance(state, dd.AggregateState) or lost or mending:
             return False
-        gap = state.audit(kept) * (sum(float(gradient.norm()) for gradient in kept.values()) or 1.0)
+        gap = state.audit(kept) * (sum(float(memory["gradient"].norm()) for memory in kept.values()) or 1.0)
         arrivals = len(self.loop.recorder)
         assert gap <= rounding(2 * arrivals + 4 * len(self.records)) * 64  # no sum of gradients is larger
         assert not set(kept) & state.absent
@@ -160,7 +162,7 @@ class VirtualRun:
     def check_replay(self) -> None:
         """The recorded order, in one process, gives the same bits."""
         algorithm, problem, trace = self.loop.algorithm, self.loop.problem, self.loop.recorder.trace()
-        fleet = LocalFleet(problem, RecordedClock(trace), algorithm.message)
+        fleet = LocalFleet(problem, RecordedClock(trace), Half(algorithm))
         again = Loop(algorithm, problem, fleet, problem.start(0), on_nonfinite=None)
         again.begin()
         while fleet.peek() is not None:
@@ -213,7 +215,7 @@ class Wild(dd.DuDe):
     def on_wake(self, s: Any, time: float) -> Orders:
         return []
 
-    def leave(self, s: Any, worker: int, held: Tensor | None = None) -> Orders:
+    def leave(self, s: Any, worker: int, held: Memory | None = None) -> Orders:
         s.discard(worker, held)
         return []
 

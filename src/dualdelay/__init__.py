@@ -12,7 +12,7 @@ from .algorithms.siag import SIAG
 from .algorithms.sync import SyncSGD
 from .algorithms.uniform import UniformASGD
 from .algorithms.vanilla import VanillaASGD
-from .core import Algorithm, Arrival, Job, Problem, State, again, cancel, send, wake
+from .core import Algorithm, Arrival, Job, Problem, RunningJob, State, again, cancel, poll, send, wake
 from .core.aggregate import AggregateState
 from .core.draws import Draws
 from .core.errors import BadInput, DualDelayError, ReplayMismatch, RunFailed
@@ -63,6 +63,7 @@ __all__ = [
     "Reporting",
     "Run",
     "RunFailed",
+    "RunningJob",
     "Saving",
     "Server",
     "ShuffledASGD",
@@ -79,6 +80,7 @@ __all__ = [
     "cancel",
     "compare",
     "load",
+    "poll",
     "problems",
     "replay",
     "resume",

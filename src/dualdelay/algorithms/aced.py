@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ..core import Algorithm, Arrival, Orders, send
+from ..core import Algorithm, Arrival, Memory, Orders, send
 from ..core.aggregate import AggregateState
 from ..core.draws import Draws
 from ..core.errors import BadInput, require_positive
@@ -66,8 +66,8 @@ class ACED(Algorithm[ACEDState]):
         ready, s.waiting = s.waiting, []
         return [send(worker) for worker in ready]
 
-    def leave(self, s: ACEDState, worker: int, held: Tensor | None = None) -> Orders:
-        s.leave(worker, held)
+    def leave(self, s: ACEDState, worker: int, held: Memory | None = None) -> Orders:
+        s.leave(worker)
         s.missing.discard(worker)
         s.waiting = [other for other in s.waiting if other != worker]
         return self._update(s) if s.waiting else []

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..core import Algorithm, Arrival, Orders, send
+from ..core import Algorithm, Arrival, Memory, Orders, send
 from ..core.aggregate import AggregateState
 from ..core.draws import Draws
 from ..core.settings import positive
@@ -74,7 +74,7 @@ class AutoDuDe(Algorithm[AutoState]):
             return max(1, math.floor(0.7 * s.wait_for))
         return min(s.counted, math.ceil(s.wait_for / 0.7)) if delay > self.delay / 0.7 else s.wait_for
 
-    def leave(self, s: AutoState, worker: int, held: Tensor | None = None) -> Orders:
+    def leave(self, s: AutoState, worker: int, held: Memory | None = None) -> Orders:
         s.leave(worker)
         s.newest.pop(worker, None)
         return self._update(s) if s.newest else []

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..core import Algorithm, Arrival, Orders, send
+from ..core import Algorithm, Arrival, Memory, Orders, send
 from ..core.aggregate import AggregateState
 from ..core.draws import Draws
 from ..core.settings import whole
@@ -54,7 +54,7 @@ class CA2FL(Algorithm[CA2FLState]):
             s.count, s.before = 0, {}
         return [send(a.worker)]
 
-    def leave(self, s: CA2FLState, worker: int, held: Tensor | None = None) -> Orders:
+    def leave(self, s: CA2FLState, worker: int, held: Memory | None = None) -> Orders:
         s.frozen -= s.before.pop(worker, s.row(worker)).to(s.frozen.device)
         s.leave(worker)
         return []

@@ -4,14 +4,15 @@ The same update is IA2SGD (the paper's later name) and ACE (Chang et al., 2025).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from torch import Tensor
 
-from ..core import Algorithm, Arrival, Orders, send
+from ..core import Algorithm, Arrival, Memory, Message, Orders, RunningJob, send
 from ..core.aggregate import AggregateState
-from ..core.compression import Compress, Packed, difference, require_compress
+from ..core.compression import Compress, difference, require_compress
 from ..core.draws import Draws
 from ..core.errors import require_whole
 from ..core.settings import whole
@@ -31,6 +32,8 @@ class DuDe(Algorithm[DuDeState]):
     colour, line, marker = "#0072B2", "-", "o"
     keeps, wastes = "a gradient of each worker (or each worker its own)", "with c > 1 the time of workers that wait"
     away = "its gradient leaves the average until it reports again"
+    remembers = "its last gradient with memory at the workers; a lost one is the sum without the others'"
+    asks_others, ahead = True, True
 
     wait_for: int = whole(1)
     """Workers per update (the paper's c): 1 is fully asynchronous, n is synchronous SGD."""
@@ -66,11 +69,15 @@ class DuDe(Algorithm[DuDeState]):
         ready, s.waiting = s.waiting, []
         return [send(worker) for worker in ready]
 
-    def message(self, gradient: Tensor, held: Tensor | None) -> tuple[Tensor | Packed, Tensor | None]:
-        return (gradient, None) if self.memory == "server" else difference(gradient, held, self.compress)
+    def work(self, memory: Memory | None, model: Tensor, job: RunningJob) -> tuple[Message, Memory | None]:
+        gradient = job.gradient(model)
+        return (gradient, None) if self.memory == "server" else difference(gradient, memory, self.compress)
 
-    def leave(self, s: DuDeState, worker: int, held: Tensor | None = None) -> Orders:
-        s.leave(worker, held)
+    def recover(self, s: DuDeState, worker: int, others: Mapping[int, Memory]) -> Memory:
+        return {"gradient": s.remainder(others)}
+
+    def leave(self, s: DuDeState, worker: int, held: Memory | None = None) -> Orders:
+        s.leave(worker, held)  # the sum loses its gradient
         s.missing.discard(worker)
         s.waiting = [other for other in s.waiting if other != worker]
         return self._update(s) if s.waiting else []

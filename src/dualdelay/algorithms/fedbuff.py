@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ..core import Arrival, IndependentWorkers, Orders, send
+from ..core import Arrival, IndependentWorkers, Memory, Orders, send
 from ..core.buffers import BufferState
 from ..core.draws import Draws
 from ..core.errors import BadInput
@@ -55,7 +55,7 @@ class FedBuff(IndependentWorkers[FedBuffState]):
         ready, s.waiting = s.waiting, []
         return [send(worker) for worker in ready]
 
-    def leave(self, s: FedBuffState, worker: int, held: Tensor | None = None) -> Orders:
+    def leave(self, s: FedBuffState, worker: int, held: Memory | None = None) -> Orders:
         s.leave(worker)
         s.waiting = [other for other in s.waiting if other != worker]
         return self._update(s) if s.waiting else []

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ..core import Arrival, IndependentWorkers, Orders, send, wake
+from ..core import Arrival, IndependentWorkers, Memory, Orders, send, wake
 from ..core.buffers import BufferState
 from ..core.draws import Draws
 from ..core.settings import positive
@@ -65,7 +65,7 @@ class FedFix(IndependentWorkers[FedFixState]):
     def _next_tick(self, s: FedFixState) -> Orders:
         return [wake((s.tick + 1) * self.period)]
 
-    def leave(self, s: FedFixState, worker: int, held: Tensor | None = None) -> Orders:
+    def leave(self, s: FedFixState, worker: int, held: Memory | None = None) -> Orders:
         s.waiting = [other for other in s.waiting if other != worker]
         return super().leave(s, worker)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..core import Algorithm, Arrival, Orders, again, cancel, send
+from ..core import Algorithm, Arrival, Memory, Orders, again, cancel, send
 from ..core.buffers import RoundState
 from ..core.draws import Draws
 from ..core.settings import whole
@@ -43,7 +43,7 @@ class MaleniaSGD(Algorithm[RoundState]):
         s.counts = [0] * s.workers
         return [order for worker in s.present for order in (cancel(worker), send(worker))]
 
-    def leave(self, s: RoundState, worker: int, held: Tensor | None = None) -> Orders:
+    def leave(self, s: RoundState, worker: int, held: Memory | None = None) -> Orders:
         s.leave(worker)
         s.counts[worker] = 0
         return self._update(s) if s.n else []

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..core import Algorithm, Arrival, Orders, send
+from ..core import Algorithm, Arrival, Memory, Orders, send
 from ..core.aggregate import AggregateState
 from ..core.draws import Draws
 from ..core.errors import require_whole
@@ -54,7 +54,7 @@ class MIFA(Algorithm[MIFAState]):
         s.asked = {present[k] for k in order[: self.active].tolist()}
         return [send(worker) for worker in sorted(s.asked)]
 
-    def leave(self, s: MIFAState, worker: int, held: Tensor | None = None) -> Orders:
+    def leave(self, s: MIFAState, worker: int, held: Memory | None = None) -> Orders:
         s.absent.add(worker)
         waited_for = worker in s.asked
         if waited_for and s.version == 0:

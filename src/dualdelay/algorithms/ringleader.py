@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ..core import Algorithm, Arrival, Orders, again, send
+from ..core import Algorithm, Arrival, Memory, Orders, again, send
 from ..core.buffers import RoundState, accumulate
 from ..core.draws import Draws
 
@@ -60,7 +60,7 @@ class RingleaderASGD(Algorithm[RingleaderState]):
             s.counts, s.next_counts = s.next_counts, [0] * s.workers
             s.gathering, s.due = True, set(s.present)
 
-    def leave(self, s: RingleaderState, worker: int, held: Tensor | None = None) -> Orders:
+    def leave(self, s: RingleaderState, worker: int, held: Memory | None = None) -> Orders:
         s.leave(worker)
         s.counts[worker] = s.next_counts[worker] = 0
         s.due.discard(worker)

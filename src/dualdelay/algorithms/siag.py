@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..core import Algorithm, Arrival, Orders, send
+from ..core import Algorithm, Arrival, Memory, Orders, send
 from ..core.aggregate import AggregateState
 from ..core.draws import Draws
 
@@ -51,8 +51,8 @@ class SIAG(Algorithm[SIAGState]):
         s.asked.add(s.last_turn)
         return [send(s.last_turn)]
 
-    def leave(self, s: SIAGState, worker: int, held: Tensor | None = None) -> Orders:
-        s.leave(worker, held)
+    def leave(self, s: SIAGState, worker: int, held: Memory | None = None) -> Orders:
+        s.leave(worker)
         s.asked.discard(worker)
         if s.asked or not s.present:
             return []

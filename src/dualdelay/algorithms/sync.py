@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ..core import Algorithm, Arrival, Orders, send
+from ..core import Algorithm, Arrival, Memory, Orders, send
 from ..core.buffers import BufferState
 from ..core.draws import Draws
 
@@ -43,7 +43,7 @@ class SyncSGD(Algorithm[SyncState]):
         s.reported, s.missing = set(), set(s.present)
         return self.first(s)
 
-    def leave(self, s: SyncState, worker: int, held: Tensor | None = None) -> Orders:
+    def leave(self, s: SyncState, worker: int, held: Memory | None = None) -> Orders:
         s.leave(worker)
         s.missing.discard(worker)
         return self._update(s)

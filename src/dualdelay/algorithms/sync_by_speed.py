@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..core import Algorithm, Arrival, Orders, again, send
+from ..core import Algorithm, Arrival, Memory, Orders, again, send
 from ..core.buffers import RoundState
 from ..core.draws import Draws
 from ..core.settings import whole
@@ -55,7 +55,7 @@ class SyncBySpeed(Algorithm[SyncBySpeedState]):
             s.counts[i], s.shares[i] = 0, max(1, int(self.least * slowest / s.times[i] * (1 + 1e-9)))
         return self.first(s)
 
-    def leave(self, s: SyncBySpeedState, worker: int, held: Tensor | None = None) -> Orders:
+    def leave(self, s: SyncBySpeedState, worker: int, held: Memory | None = None) -> Orders:
         s.leave(worker)
         s.counts[worker] = 0
         return self._update(s)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ..core import Algorithm, Arrival, Orders, State, send
+from ..core import Algorithm, Arrival, Memory, Orders, State, send
 from ..core.draws import Draws
 
 
@@ -55,7 +55,7 @@ class UniformASGD(Algorithm[QueueState]):
             orders.append(send(chosen))
         return orders
 
-    def leave(self, s: QueueState, worker: int, held: Tensor | None = None) -> Orders:
+    def leave(self, s: QueueState, worker: int, held: Memory | None = None) -> Orders:
         s.leave(worker)
         s.order = [other for other in s.order if other != worker]
         return self.refill(s, worker, s.queued[worker])

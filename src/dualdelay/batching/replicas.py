@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..core import Algorithm, Arrival, Problem
 from ..core.aggregate import AggregateState, TableFormat
+from ..core.compression import Packed
 from ..core.draws import Draws
 from ..core.state import State
 from ..engine.evaluation import Evaluations, Metric, Row, Schedule
@@ -35,6 +36,8 @@ def sliced(value: Any, k: int) -> Any:
     """The part of run k in plain values whose tensors have a row for each run; nothing of it changes with the others."""
     if isinstance(value, Tensor):
         return value[k].clone() if value.ndim > 1 else value[k].item()
+    if isinstance(value, Packed):
+        return Packed(value.length, sliced(value.parts, k))
     if isinstance(value, (list, tuple)):
         return type(value)(sliced(item, k) for item in value)
     if isinstance(value, dict):
@@ -167,7 +170,7 @@ class Replicas(Loop):
             if f.name != "optimizer" and not isinstance(value, Draws):
                 setattr(state, f.name, sliced(value, k))
         if isinstance(state, AggregateState):
-            audit = state.audit({worker: value[k] for worker, value in self.fleet.held().items()})
+            audit = state.audit(sliced(self.memories(), k))
             state.table, state.total = None, state.total.cpu()
         state.weights = state.weights.cpu()
         return state, audit

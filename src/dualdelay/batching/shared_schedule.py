@@ -12,16 +12,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..core import Algorithm, Orders, Problem
-from ..core.compression import Packed
 from ..core.draws import Draws
 from ..core.errors import BadInput
-from ..engine.fleet import Message
+from ..engine.half import Half
 from ..engine.loop import Loop
 from ..simulation.clocks import VirtualClock
 from ..simulation.gradients import Batcher, GradientsInBatches
 from ..simulation.local_fleet import LocalFleet
 from ..simulation.speeds import FixedSpeeds
-from .replicas import Replicas
+from .replicas import Replicas, column
 
 _FEW = 16  # workers that a trial has, unless the method needs more
 _RUNS, _LENGTH = 3, 5  # its runs and weights: numbers by which shapes can be told apart
@@ -91,17 +90,16 @@ def can_share(algorithm: Algorithm[Any], n: int) -> bool:
     methods = [replace(algorithm, lr=algorithm.lr * 0.5**k) for k in range(_RUNS)]
     starts = [problem.start(problem.seed) for problem in problems]
 
-    def message(gradient: Tensor, held: Tensor | None) -> tuple[Tensor | Packed, Tensor | None]:
-        with _RowsApart():
-            return algorithm.message(gradient, held)
-
-    def fleet(which: Sequence[int], how: Message) -> LocalFleet:
-        gradients = GradientsInBatches(Batcher(problems[0].batched(problems)), which)
-        return LocalFleet(problems[0], VirtualClock(speeds), how, gradients=gradients)
+    def fleet(which: Sequence[int], method: Algorithm[Any]) -> LocalFleet:
+        half = Half(method)
+        whole = None if half.computes_ahead(problems[0]) else half
+        gradients = GradientsInBatches(Batcher(problems[0].batched(problems)), which, whole)
+        return LocalFleet(problems[0], VirtualClock(speeds), half, gradients=gradients)
 
     try:
-        joint = _Trial(methods, problems, fleet(range(_RUNS), message), torch.stack(starts), seed=0)
-        singles = [Loop(m, problems[k], fleet([k], m.message), starts[k]) for k, m in enumerate(methods)]
+        joint_fleet = fleet(range(_RUNS), column(methods, starts[0].device))
+        joint = _Trial(methods, problems, joint_fleet, torch.stack(starts), seed=0)
+        singles = [Loop(m, problems[k], fleet([k], m), starts[k]) for k, m in enumerate(methods)]
         for loop in (joint, *singles):
             loop.begin()
             for _ in range(40 + 2 * n):

@@ -2,9 +2,10 @@
 
 from .algorithm import Algorithm, IndependentWorkers
 from .batched_gradients import BatchedGradients, OneAtATime
-from .jobs import Again, Arrival, Cancel, Job, Order, Orders, Send, Wake, again, cancel, send, wake
+from .jobs import Again, Arrival, Cancel, Job, Order, Orders, Poll, Send, Wake, again, cancel, poll, send, wake
 from .problem import Problem, Samples
 from .state import State
+from .work import Memory, Message, RunningJob
 
 __all__ = [
     "Again",
@@ -14,16 +15,21 @@ __all__ = [
     "Cancel",
     "IndependentWorkers",
     "Job",
+    "Memory",
+    "Message",
     "OneAtATime",
     "Order",
     "Orders",
+    "Poll",
     "Problem",
+    "RunningJob",
     "Samples",
     "Send",
     "State",
     "Wake",
     "again",
     "cancel",
+    "poll",
     "send",
     "wake",
 ]

@@ -11,10 +11,18 @@ import torch
 from torch import Tensor
 
 from .state import State, blocks
+from .work import Memory
 
 TableFormat = Literal["full", "half", "host"]
 
 _SUM_AGAIN = 1000  # gradients after which a table is added up anew, or as many as it has rows: O(d) each
+
+
+def kept_gradient(memory: Memory) -> Tensor:
+    """The last gradient of a worker that keeps it itself."""
+    gradient = memory["gradient"]
+    assert isinstance(gradient, Tensor)
+    return gradient
 
 
 @dataclass(kw_only=True)
@@ -84,12 +92,12 @@ class AggregateState(State):
             for total, part in blocks(self.total, self.row(worker).to(self.total.device)):
                 total.add_(part)
 
-    def leave(self, worker: int, held: Tensor | None = None) -> None:
+    def leave(self, worker: int, held: Memory | None = None) -> None:
         """A worker is absent from now on, and its gradient, ``held`` if the worker kept it, leaves the sum."""
         super().leave(worker)
         self.discard(worker, held)
 
-    def discard(self, worker: int, held: Tensor | None = None) -> None:
+    def discard(self, worker: int, held: Memory | None = None) -> None:
         """Take a worker's gradient out of the sum; the worker counts again when it reports."""
         if worker in self.uncounted:
             return
@@ -98,22 +106,22 @@ class AggregateState(State):
             self.total -= self.row(worker).to(self.total.device)
             self.table[worker] = self._formatted(torch.zeros_like(self.weights))
         elif held is not None:
-            self.total -= held
+            self.total -= kept_gradient(held)
 
-    def remainder(self, held: Mapping[int, Tensor]) -> Tensor:
+    def remainder(self, held: Mapping[int, Memory]) -> Tensor:
         """What the sum holds beyond these workers' gradients: the gradient of the one worker that lost its own."""
         rest = self.total.clone()
         for worker in sorted(held):
-            rest -= held[worker]
+            rest -= kept_gradient(held[worker])
         return rest
 
-    def audit(self, held: Mapping[int, Tensor]) -> float:
+    def audit(self, held: Mapping[int, Memory]) -> float:
         """||sum - sum_i G_i|| / sum_i ||G_i||, against the table or what the workers hold.
 
         Not over ||sum_i G_i||, which goes to zero at a solution whatever the gradients' sizes.
         """
         exact, size = torch.zeros_like(self.total), 0.0
-        for row in self.table if self.table is not None else held.values():
+        for row in self.table if self.table is not None else [kept_gradient(kept) for kept in held.values()]:
             exact += row.to(exact.device)
             size += float(row.float().norm() if row.dtype == torch.bfloat16 else row.norm())
         gap = float((self.total - exact).norm())

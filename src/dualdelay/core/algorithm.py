@@ -1,4 +1,4 @@
-"""What a method is: a fold over arrivals.
+"""What a method is: a fold over arrivals at the server, and what a worker does with a job.
 
 Worker i has just delivered a gradient taken at an old model; what does the server do, and who computes what next? Nothing
 in the answer depends on whether time is virtual, real or recorded.
@@ -7,17 +7,18 @@ in the answer depends on whether time is virtual, real or recorded.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
-from .compression import Packed
 from .draws import Draws
 from .errors import BadInput
 from .jobs import Arrival, Orders, send
 from .settings import check_settings, positive
 from .state import State
+from .work import Memory, Message, RunningJob, Sent
 
 S = TypeVar("S", bound=State)
 
@@ -45,6 +46,15 @@ class Algorithm(ABC, Generic[S]):
     """What a user has to know beforehand to set it, in a few words."""
     wastes: ClassVar[str] = "-"
     """Which work or time is thrown away, in a few words."""
+    remembers: ClassVar[str] = ""
+    """What each worker keeps, and what becomes of it when that is lost, in a few words. Empty: it keeps nothing."""
+    asks_others: ClassVar[bool] = False
+    """Whether ``recover`` needs what the other workers keep."""
+    ahead: ClassVar[bool] = True
+    """Whether a job is one gradient, at the model that was sent: it may be taken before it is known what the worker keeps.
+
+    A class with a ``work`` of its own that is of this kind says so; for any other it is False.
+    """
     away: ClassVar[str] = ""
     """What becomes of a worker that is absent, in a few words. Empty: the method has no ``leave`` and no ``join``."""
     waits: ClassVar[bool] = True
@@ -63,6 +73,13 @@ class Algorithm(ABC, Generic[S]):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        if "message" in cls.__dict__:
+            raise TypeError(
+                f"{cls.__name__} has message(gradient, held); expected work(memory, model, job), which returns a message "
+                "and what the worker keeps: the gradient is job.gradient(model)."
+            )
+        if "work" in cls.__dict__ and "ahead" not in cls.__dict__:
+            cls.ahead = False
         rules = [rule for rule in ("leave", "join") if getattr(cls, rule) is not getattr(Algorithm, rule)]
         if len(rules) != (2 if cls.away else 0):
             has = " and ".join(rules) or "neither leave nor join"
@@ -90,7 +107,7 @@ class Algorithm(ABC, Generic[S]):
         """What is to be done at a time that ``wake`` has asked for."""
         raise BadInput(f"{type(self).__name__} ordered a wake and has no on_wake(state, time); give it one.")
 
-    def leave(self, s: S, worker: int, held: Tensor | None = None) -> Orders:
+    def leave(self, s: S, worker: int, held: Memory | None = None) -> Orders:
         """A worker has left, with its jobs; ``held`` is what it kept."""
         raise BadInput(
             f"worker {worker} left, and {type(self).__name__} has no rule for that: it would wait for worker {worker} "
@@ -104,9 +121,31 @@ class Algorithm(ABC, Generic[S]):
             "come (dude, vanilla), or start with all of them."
         )
 
-    def message(self, gradient: Tensor, held: Tensor | None) -> tuple[Tensor | Packed, Tensor | None]:
-        """The worker's half, pure: what it sends, and what it keeps once the server has accepted that."""
-        return gradient, None
+    # --- the worker's half ---
+
+    @property
+    def most_steps(self) -> int:
+        """The most gradients that one of its jobs takes."""
+        return 1
+
+    def model(self, s: S, worker: int) -> Sent:
+        """What a worker is sent with a job: by default the current weights."""
+        return s.x
+
+    def work(self, memory: Memory | None, model: Any, job: RunningJob) -> tuple[Message, Memory | None]:
+        """What a worker does with a job, pure: what it sends, and what it keeps once the server has accepted that.
+
+        ``memory`` is what it kept last, None at first; ``model`` what it was sent.
+        """
+        return job.gradient(model), memory
+
+    def shapes(self, x: Tensor) -> dict[str, tuple[int, ...]]:
+        """The tensors of a worker's message by name, with their shapes: by default one, of the model's shape."""
+        return {"gradient": tuple(x.shape)}
+
+    def recover(self, s: S, worker: int, others: Mapping[int, Memory]) -> Memory | None:
+        """What a worker that has lost what it kept goes on with: by default nothing, as at first."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -116,8 +155,8 @@ class IndependentWorkers(Algorithm[S]):
     waits: ClassVar[bool] = False
     away: ClassVar[str] = "its job is lost, and the others go on"
 
-    def leave(self, s: S, worker: int, held: Tensor | None = None) -> Orders:
-        s.leave(worker, held)
+    def leave(self, s: S, worker: int, held: Memory | None = None) -> Orders:
+        s.leave(worker)
         return []
 
     def join(self, s: S, worker: int) -> Orders:

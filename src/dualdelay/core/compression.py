@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -36,14 +37,19 @@ class Packed(NamedTuple):
         return Packed(self.length, tuple(part.detach().cpu().numpy() for part in self.parts))
 
 
-def require_compress(compress: Compress, memory: str) -> None:
-    """Refuse what is no way to compress, or has no differences to be used on."""
+def require_way(name: str, compress: Compress) -> None:
+    """Refuse what is no way to compress."""
     share = isinstance(compress, Real) and not isinstance(compress, bool) and 0 < compress <= 1
     if compress not in (None, "int8") and not share:
         raise BadInput(
-            f"compress is {compress!r}; expected 'int8', or the share of numbers to be sent, above 0 and up to 1, such as "
+            f"{name} is {compress!r}; expected 'int8', or the share of numbers to be sent, above 0 and up to 1, such as "
             "0.01."
         )
+
+
+def require_compress(compress: Compress, memory: str) -> None:
+    """Refuse what is no way to compress, or has no differences to be used on."""
+    require_way("compress", compress)
     if compress is not None and memory != "workers":
         raise BadInput(
             f"compress is {compress!r} with memory={memory!r}; differences are sent with memory='workers' alone."
@@ -62,17 +68,19 @@ def pack(vector: Tensor, compress: str | float) -> Packed:
     return Packed(vector.shape[-1], (places.to(torch.int32), vector.gather(-1, places)))
 
 
-def difference(gradient: Tensor, held: Tensor | None, compress: Compress = None) -> tuple[Tensor | Packed, Tensor]:
-    """What a worker that holds its last gradient sends of its new one, and what it holds then.
+def difference(
+    gradient: Tensor, memory: Mapping[str, Any] | None, compress: Compress = None
+) -> tuple[Tensor | Packed, dict[str, Tensor]]:
+    """What a worker that keeps its last gradient sends of its new one, and what it keeps then.
 
-    It holds what was sent, not what was meant: what one message left out, by rounding or on purpose, is in the next.
+    It keeps what was sent, not what was meant: what one message left out, by rounding or on purpose, is in the next.
     """
-    before = torch.zeros_like(gradient, dtype=torch.float64) if held is None else held
+    before = torch.zeros_like(gradient, dtype=torch.float64) if memory is None else memory["gradient"]
     delta = (gradient - before).to(gradient.dtype)
     if compress is None:
-        return delta, before + delta
+        return delta, {"gradient": before + delta}
     packed = pack(delta, compress)
-    return packed, before + packed.unpack()
+    return packed, {"gradient": before + packed.unpack()}
 
 
 def unpacked(value: Tensor | Packed) -> Tensor:
@@ -80,7 +88,9 @@ def unpacked(value: Tensor | Packed) -> Tensor:
     return value.unpack() if isinstance(value, Packed) else value
 
 
-def size_of(value: Tensor | Packed) -> int:
+def size_of(value: Tensor | Packed | Mapping[str, Tensor | Packed]) -> int:
     """The bytes of one run's message, also where replicas share the tensor."""
+    if isinstance(value, Mapping):
+        return sum(size_of(part) for part in value.values())
     parts = [torch.as_tensor(part) for part in value.parts] if isinstance(value, Packed) else [value]
     return sum(part.shape[-1] * part.element_size() for part in parts)

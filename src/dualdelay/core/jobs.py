@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
 
+NO_PARTS: Mapping[str, Tensor] = {}
+
 
 class Job(NamedTuple):
-    """The name of a gradient: ``version`` says at which model, ``(worker, draw)`` on which minibatch."""
+    """The name of a job: ``version`` says at which model, ``(worker, draw)`` on which minibatches."""
 
     worker: int
     draw: int
@@ -17,14 +20,17 @@ class Job(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """What reached the server; ``value`` is never written to."""
+    """What reached the server; ``value`` and ``parts`` are never written to."""
 
     job: Job
-    value: Tensor
+    value: Tensor  # the message, or the first of its tensors
     time: float
     seconds: float  # of computing, without queueing or travel
-    loss: float  # of that minibatch
-    bytes: int = 0  # that travelled
+    loss: float  # of its minibatches, on average
+    bytes: int = 0  # that the worker sent
+    steps: int = 1  # gradients that the job took
+    down: int = 0  # bytes that the worker was sent for it
+    parts: Mapping[str, Tensor] = NO_PARTS  # the tensors of a message that names them
 
     @property
     def worker(self) -> int:
@@ -33,13 +39,22 @@ class Arrival(NamedTuple):
 
     @property
     def version(self) -> int:
-        """The version of the model that the gradient was taken at."""
+        """The version of the model that the worker was sent."""
         return self.job.version
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
     """See ``send``."""
+
+    worker: int
+    steps: int | None = None
+    hold: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """See ``poll``."""
 
     worker: int
 
@@ -65,18 +80,27 @@ class Wake:
     time: float
 
 
-Order = Send | Again | Cancel | Wake
+Order = Send | Again | Poll | Cancel | Wake
 Orders = list[Order]  # which a list of Send alone is not to a type checker: the functions below give Order
 
 
-def send(worker: int) -> Order:
-    """Send the current model to a worker, which computes a gradient there after what it already has to do."""
-    return Send(worker)
+def send(worker: int, steps: int | None = None, hold: bool = False) -> Order:
+    """Send the current model to a worker, for a job after what it already has to do.
+
+    The job takes ``steps`` gradients, by default the method's ``most_steps``. If it is to ``hold``, it ends when the worker
+    is polled and not by itself: it takes as many as there is time for until then, ``steps`` at most.
+    """
+    return Send(worker, steps, hold)
 
 
 def again(worker: int) -> Order:
-    """Have a worker compute on one more minibatch at the model it was sent last, after what it already has to do."""
+    """Have a worker do one more job, on other minibatches, at the model it was sent last, after what it has to do."""
     return Again(worker)
+
+
+def poll(worker: int) -> Order:
+    """Ask a worker for what it has done up to now: its job ends with the gradients taken so far, perhaps none."""
+    return Poll(worker)
 
 
 def cancel(worker: int) -> Order:

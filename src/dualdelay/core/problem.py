@@ -37,6 +37,15 @@ class Problem(ABC):
     def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
         """The stochastic gradient of F_worker at x on minibatch ``draw``, a new tensor, and that minibatch's loss."""
 
+    stateful: bool = False
+    """Whether gradients depend on what the worker keeps, such as an inner optimiser's state (``stateful_gradient``)."""
+
+    def stateful_gradient(
+        self, memory: Mapping[str, Any] | None, x: Tensor, worker: int, draw: int
+    ) -> tuple[Tensor, float, dict[str, Any] | None]:
+        """The gradient and its loss as ``gradient`` gives them, and what the worker keeps for its next one."""
+        return *self.gradient(x, worker, draw), None
+
     @abstractmethod
     def evaluate(self, x: Tensor) -> dict[str, float]:
         """Numbers about x: objective, pooled_loss, accuracy and gradient_norm; nan where there is none."""

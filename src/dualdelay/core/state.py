@@ -62,8 +62,8 @@ class State:
         everybody = range(self.workers)
         return [worker for worker in everybody if worker not in self.absent] if self.absent else everybody
 
-    def leave(self, worker: int, held: Tensor | None = None) -> None:
-        """A worker is absent from now on; ``held`` is what it kept."""
+    def leave(self, worker: int) -> None:
+        """A worker is absent from now on."""
         self.absent.add(worker)
 
     def join(self, worker: int) -> None:

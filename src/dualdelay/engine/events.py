@@ -44,5 +44,6 @@ class Event(NamedTuple):
     draw: int = -1
     seconds: float = 0.0  # of computing
     start: float = 0.0  # when the worker begins to compute
-    batches: int = 1  # that the job is worth
+    batches: float = 1  # that each of its gradients is worth
+    steps: int = 1  # gradients that the job takes
     text: str = ""  # what a person should know about it

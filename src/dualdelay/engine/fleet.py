@@ -11,40 +11,33 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core import Again, Arrival, Cancel, Job, Order, Problem, Send, Wake
-from ..core.compression import Packed
+from ..core import Again, Arrival, Cancel, Job, Order, Poll, Problem, Send, Wake
+from ..core.compression import Compress, pack
 from ..core.errors import BadInput
 from ..core.state import is_finite
+from ..core.work import Sent
 from .evaluation import WorkersEvaluation
 from .events import Event
-
-Message = Callable[[Tensor, Tensor | None], tuple[Tensor | Packed, Tensor | None]]
+from .half import Kept
 
 NOTHING = torch.empty(0)
 
 
 class Model(NamedTuple):
-    """The weights of a version: a tensor, or where a fleet keeps it."""
+    """What workers are sent, as tensors or where a fleet keeps it: the weights of a version, or what a method sends."""
 
     version: int
     x: Any
+    serial: int = 0  # names it among those of one version that were made for one worker alone; 0: for all
+    packed: Any = None  # how it differs from what that worker was sent before, if it travels so
 
 
-class Answer(NamedTuple):
-    """What a job comes to: what is sent, what the worker keeps once that is accepted, and the minibatch's loss."""
+class Assignment(NamedTuple):
+    """A job as it was given to a worker: at which model, of how many gradients, and whether it ends when it is polled."""
 
-    value: Tensor | Packed
-    keep: Tensor | None
-    loss: float  # of replicas a tensor, one each
-
-
-def answer(gradient: Tensor, loss: float, x: Tensor, message: Message, held: Tensor | None) -> Answer:
-    """What a gradient at x comes to. The same few lines run in a simulation, in a real worker and in a replay."""
-    if gradient.dtype != x.dtype:
-        gradient = gradient.to(x.dtype)
-    if gradient.shape != x.shape:  # a message could hide this by broadcasting
-        return Answer(gradient, None, loss)
-    return Answer(*message(gradient, held), loss)
+    model: Model
+    steps: int = 1
+    hold: bool = False
 
 
 class Fleet(ABC):
@@ -56,11 +49,13 @@ class Fleet(ABC):
     last_evaluation: float | None = None  # how much of the last evaluation, on all data, is done; None: it has not begun
     unheard: Sequence[int] = ()  # workers that keep something and did not say what, when they were asked last
 
-    def __init__(self, problem: Problem) -> None:
-        self._problem = problem
+    def __init__(self, problem: Problem, most_steps: int = 1, downlink: Compress = None) -> None:
+        """Jobs take ``most_steps`` gradients at most; with a ``downlink`` models travel as small differences."""
+        self._problem, self._most_steps, self._downlink = problem, most_steps, downlink
         self._draws = [0] * problem.workers  # jobs given to each worker so far
         self._models: dict[int, Model] = {}  # what each worker was sent last
-        self._jobs: dict[int, dict[int, Model]] = {}  # in flight, by worker and then by draw
+        self._serial = 0  # models made for one worker alone so far
+        self._jobs: dict[int, dict[int, Assignment]] = {}  # in flight, by worker and then by draw
 
     def stopwatch(self) -> float:
         """Seconds by which the server's own work is timed."""
@@ -68,55 +63,97 @@ class Fleet(ABC):
 
     def check(self, orders: Iterable[Order]) -> None:
         """Refuse orders that cannot be carried out."""
-        sent = set()
+        sent: set[int] = set()
+        busy: dict[int, bool] = {}  # after the orders so far: whether a worker has something to do, as far as they say
         for order in orders:
             if isinstance(order, Wake):
                 if not isinstance(order.time, (int, float)) or not order.time < math.inf:
                     raise BadInput(f"wake({order.time!r}) was ordered; expected a time, a finite number.")
                 continue
-            if not isinstance(order, (Send, Again, Cancel)):
-                raise BadInput(f"{order!r} is no order; expected dd.send, dd.again, dd.cancel or dd.wake.")
+            if not isinstance(order, (Send, Again, Poll, Cancel)):
+                raise BadInput(f"{order!r} is no order; expected dd.send, dd.again, dd.poll, dd.cancel or dd.wake.")
             worker, verb = order.worker, type(order).__name__.lower()
             if not isinstance(worker, int) or not 0 <= worker < len(self._draws):
                 raise BadInput(f"{verb}({worker!r}) was ordered; expected a worker, one of 0..{len(self._draws) - 1}.")
             if isinstance(order, Send):
+                self._check_steps(order)
                 sent.add(worker)
             elif isinstance(order, Again) and worker not in self._models and worker not in sent:
                 raise BadInput(f"again({worker}) was ordered, but worker {worker} was never sent a model; send first.")
+            elif isinstance(order, Poll) and not busy.get(worker, bool(self._jobs.get(worker))):
+                raise BadInput(f"poll({worker}) was ordered, but worker {worker} has nothing to do; send it a job first.")
+            busy[worker] = not isinstance(order, (Poll, Cancel))
 
-    def carry_out(self, orders: Iterable[Order], version: int, x: Tensor) -> None:
-        """Do what the server wants, in its order; ``x`` is the current model."""
+    def _check_steps(self, order: Send) -> None:
+        steps = order.steps
+        if steps is not None and (type(steps) is not int or not 1 <= steps <= self._most_steps):
+            raise BadInput(
+                f"send({order.worker}, steps={steps!r}) was ordered; expected a number of gradients from 1 to the method's "
+                f"most_steps, {self._most_steps}."
+            )
+
+    def carry_out(self, orders: Iterable[Order], version: int, x: Tensor, own: Callable[[int], Sent] | None = None) -> None:
+        """Do what the server wants, in its order; ``x`` is the current model, or ``own`` says what each worker is sent."""
         current: Model | None = None
         for order in orders:
             if isinstance(order, Send):
-                current = current or self._lend(version, x)
-                self._models[order.worker] = current
-                self._begin(order.worker, self._next_draw(order.worker, current), current, sent=True)
+                if own is None and self._downlink is None:
+                    model = current = current or self._lend(version, x)
+                else:
+                    model = self._own_model(order.worker, version, x if own is None else own(order.worker))
+                self._models[order.worker] = model
+                assignment = Assignment(model, order.steps or self._most_steps, order.hold)
+                self._begin(order.worker, self._next_draw(order.worker, assignment), assignment, sent=True)
             elif isinstance(order, Again):
-                model = self._models[order.worker]
-                self._begin(order.worker, self._next_draw(order.worker, model), model)
+                assignment = Assignment(self._models[order.worker], self._most_steps)
+                self._begin(order.worker, self._next_draw(order.worker, assignment), assignment)
+            elif isinstance(order, Poll):
+                self.poll(order.worker)
             elif isinstance(order, Cancel):
                 self.cancel(order.worker)
             else:
                 self._wake(order.time)
 
-    def _next_draw(self, worker: int, model: Model) -> int:
-        """Name a worker's next job, at this model."""
+    def _own_model(self, worker: int, version: int, x: Sent) -> Model:
+        """What one worker is sent; with a downlink, as a small difference to what it was sent before.
+
+        The job is then done at what the worker makes of that, and what one difference leaves out is in the next.
+        """
+        self._serial += 1
+        before = self._models.get(worker)
+        if self._downlink is None or before is None:
+            return self._lend(version, x, self._serial)
+        base = _tensors(self._weights(before))
+        packed = {name: pack(part - base[name], self._downlink) for name, part in _tensors(x).items()}
+        moved = {name: base[name] + part.unpack() for name, part in packed.items()}
+        return self._lend(version, moved if isinstance(x, Mapping) else moved[""], self._serial, packed)
+
+    def _next_draw(self, worker: int, assignment: Assignment) -> int:
+        """Name a worker's next job."""
         draw = self._draws[worker]
         self._draws[worker] = draw + 1
-        self._jobs.setdefault(worker, {})[draw] = model
+        self._jobs.setdefault(worker, {})[draw] = assignment
         return draw
 
-    def retry(self, job: Job) -> None:
-        """The server did not take what a job came to: its worker does it again, with another draw, at the same model."""
-        model = self._jobs[job.worker].pop(job.draw)
-        self._begin(job.worker, self._next_draw(job.worker, model), model, first=True)
+    def retry(self, job: Job, steps: int = 1) -> None:
+        """The server did not take what a job came to: its worker does it again, with another draw, at the same model.
+
+        One that was polled, after so many ``steps``, is not polled again: it takes as many, or one.
+        """
+        assignment = self._jobs[job.worker].pop(job.draw)
+        if assignment.hold:
+            assignment = Assignment(assignment.model, max(1, steps))
+        self._begin(job.worker, self._next_draw(job.worker, assignment), assignment, first=True)
+
+    @abstractmethod
+    def poll(self, worker: int) -> None:
+        """The job that a worker is doing ends now, with what it has done so far."""
 
     def cancel(self, worker: int) -> None:
         """Drop a worker's jobs."""
         self._jobs.pop(worker, None)
 
-    def remove(self, worker: int) -> Tensor | None:
+    def remove(self, worker: int) -> Kept | None:
         """Forget a worker that left; returns what it kept."""
         self.cancel(worker)
         self._models.pop(worker, None)
@@ -135,28 +172,30 @@ class Fleet(ABC):
     @property
     def in_flight(self) -> list[Job]:
         """The names of the jobs given and not yet arrived."""
-        return [Job(worker, draw, model.version) for worker, jobs in self._jobs.items() for draw, model in jobs.items()]
+        return [Job(worker, draw, one.model.version) for worker, jobs in self._jobs.items() for draw, one in jobs.items()]
 
     def save(self) -> dict[str, Any]:
         """Everything needed to continue later, as plain values and tensors."""
-        in_flight = (model for jobs in self._jobs.values() for model in jobs.values())
-        models = {model.version: model for model in (*self._models.values(), *in_flight)}
+        in_flight = [(worker, draw, one) for worker, jobs in self._jobs.items() for draw, one in jobs.items()]
+        models = {m[::2]: m for m in (*self._models.values(), *(one.model for _, _, one in in_flight))}
+        places = {key: place for place, key in enumerate(models)}
         return {
             "draws": self._draws,
-            "weights": [(version, self._weights(model)) for version, model in models.items()],
-            "models": [[worker, model.version] for worker, model in self._models.items()],
-            "jobs": [list(job) for job in self.in_flight],
+            "serial": self._serial,
+            "weights": [(m.version, m.serial, self._weights(m)) for m in models.values()],
+            "models": [[worker, places[model[::2]]] for worker, model in self._models.items()],
+            "jobs": [[worker, draw, places[o.model[::2]], o.steps, o.hold] for worker, draw, o in in_flight],
             "held": list(self.held().items()),
         }
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Continue from what was saved."""
-        models = {version: self._lend(version, x) for version, x in saved["weights"]}
-        self._draws = saved["draws"]
-        self._models = {worker: models[version] for worker, version in saved["models"]}
+        models = [self._lend(version, x, serial) for version, serial, x in saved["weights"]]
+        self._draws, self._serial = saved["draws"], saved["serial"]
+        self._models = {worker: models[place] for worker, place in saved["models"]}
         self._jobs = {}
-        for worker, draw, version in saved["jobs"]:
-            self._jobs.setdefault(worker, {})[draw] = models[version]
+        for worker, draw, place, steps, hold in saved["jobs"]:
+            self._jobs.setdefault(worker, {})[draw] = Assignment(models[place], steps, hold)
         for worker, held in saved["held"]:
             self.restore(worker, held)
 
@@ -209,34 +248,38 @@ class Fleet(ABC):
         """What a job that has ended came to; if it was rejected or failed, without a value. Nothing is changed yet."""
 
     def finite(self, a: Arrival) -> bool:
-        """Whether the arrival that is due has a finite value."""
-        return is_finite(a.value)
+        """Whether the arrival that is due has finite values."""
+        return all(map(is_finite, a.parts.values())) if a.parts else is_finite(a.value)
 
     @abstractmethod
     def accept(self, a: Arrival) -> None:
         """The server took the arrival, so its sender may replace what it keeps."""
 
     @abstractmethod
-    def held(self) -> dict[int, Tensor]:
+    def held(self) -> dict[int, Kept]:
         """What each worker keeps between its messages, as of the last one that was accepted."""
 
     @abstractmethod
-    def forget(self, worker: int) -> Tensor | None:
+    def forget(self, worker: int) -> Kept | None:
         """What a worker kept is gone; returns it if it is known."""
 
     @abstractmethod
-    def restore(self, worker: int, held: Tensor) -> None:
+    def restore(self, worker: int, held: Kept | None) -> None:
         """This is what a worker keeps."""
 
     @abstractmethod
-    def _lend(self, version: int, x: Tensor) -> Model: ...
+    def _lend(self, version: int, x: Sent, serial: int = 0, packed: Any = None) -> Model: ...
 
     @abstractmethod
-    def _weights(self, model: Model) -> Tensor: ...
+    def _weights(self, model: Model) -> Sent: ...
 
     @abstractmethod
-    def _begin(self, worker: int, draw: int, model: Model, *, sent: bool = False, first: bool = False) -> None:
+    def _begin(self, worker: int, draw: int, assignment: Assignment, *, sent: bool = False, first: bool = False) -> None:
         """A worker was given a job, with its model (``sent``), or before those that wait there (``first``)."""
 
     @abstractmethod
     def _wake(self, time: float) -> None: ...
+
+
+def _tensors(x: Sent) -> Mapping[str, Tensor]:
+    return x if isinstance(x, Mapping) else {"": x}

@@ -9,15 +9,17 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from ..core import Algorithm, Arrival, Orders, Problem
+from ..core import Algorithm, Arrival, Memory, Orders, Problem
 from ..core.aggregate import AggregateState, TableFormat
 from ..core.devices import placed
 from ..core.draws import Draws
 from ..core.errors import BadInput, DualDelayError, RunFailed
 from ..core.state import Snapshot, State, Stepper, checksum
+from ..core.work import checked_memory, expected_parts
 from .evaluation import Evaluations, Metric, Row, Schedule
 from .events import Event, EventKind
 from .fleet import Fleet
+from .half import METHOD, Kept
 from .trace import Column, Recorder, Trace
 
 log = logging.getLogger("dualdelay")
@@ -52,6 +54,8 @@ class Loop:
         self.state.optimizer = optimizer
         if isinstance(self.state, AggregateState):
             self.state.table_format = table_format
+        self._shapes = algorithm.shapes(x)
+        self._names_models = type(algorithm).model is not Algorithm.model
         self.recorder = Recorder()
         self.now = 0.0  # the time of what happened last
         self._schedule, self._on_nonfinite = schedule or Schedule(), on_nonfinite
@@ -139,7 +143,8 @@ class Loop:
         assert event is not None, "nothing is due"
         before, orders = s.version, Orders()
         a = self._arrival(event) if event.kind.ends_job else None
-        absorbed = a if a is not None and event.kind is not EventKind.FAILED and self._is_gradient(a) else None
+        fault = "" if a is None or event.kind is EventKind.FAILED else self._fault(a)
+        absorbed = a if not fault and event.kind is EventKind.ARRIVAL else None
         if absorbed is not None:
             orders = self._undoable("step", lambda: self.algorithm.step(s, absorbed))
         elif event.kind is EventKind.WAKE:
@@ -151,7 +156,7 @@ class Loop:
             self.fleet.accept(absorbed)
             self._rejected_in_a_row.pop(absorbed.worker, None)
         elif a is not None:
-            self._retry(a, event)
+            self._retry(a, event, fault)
         elif event.kind is EventKind.WAKE:
             self.recorder.event(event.kind, event.time, s.version)
         else:
@@ -175,13 +180,28 @@ class Loop:
         except Exception as error:
             raise RunFailed(f"worker {event.worker} could not compute its job number {event.draw}: {error}") from error
 
-    def _is_gradient(self, a: Arrival) -> bool:
-        weights = self.state.weights
-        return a.value.shape == weights.shape and a.value.dtype == weights.dtype and self.fleet.finite(a)
+    def _fault(self, a: Arrival) -> str:
+        """What is wrong with a message, in words; empty if nothing is."""
+        dtype, shapes = self.state.weights.dtype, self._shapes
+        parts: Mapping[str, Tensor] = a.parts
+        if not parts:
+            if len(shapes) > 1:
+                return f"one tensor without a name; expected {expected_parts(shapes)}"
+            parts = {next(iter(shapes)): a.value}
+        if parts.keys() != shapes.keys():
+            return f"the tensors {', '.join(parts) or 'none'}; expected {expected_parts(shapes)}"
+        for name, part in parts.items():
+            of = f" for {name!r}" if a.parts else ""
+            if tuple(part.shape) != shapes[name]:
+                return f"shape {tuple(part.shape)}{of}, expected {shapes[name]}"
+            if part.dtype != dtype:
+                return f"numbers of type {part.dtype}{of}, expected {dtype}"
+        return "" if self.fleet.finite(a) else "values that are not finite"
 
     def _carry_out(self, orders: Orders) -> None:
         s = self.state
-        self.fleet.carry_out(orders, s.version, s.weights if self.fleet.copies_models else s.x)
+        own = (lambda worker: self.algorithm.model(s, worker)) if self._names_models else None
+        self.fleet.carry_out(orders, s.version, s.weights if self.fleet.copies_models else s.x, own)
 
     def _undoable(self, rule: str, decide: Callable[[], Orders]) -> Orders:
         """What the algorithm decides; if that raises, the state is as it was."""
@@ -231,7 +251,7 @@ class Loop:
                         f"worker {event.worker} is gone ({event.text}), and {type(self.algorithm).__name__} would wait for "
                         "it. Resume when it is back, or use a method that lets workers go (dude, vanilla)."
                     )
-                held = self.fleet.remove(event.worker)
+                held = _memory(self.fleet.remove(event.worker))
                 kept = () if held is None else (held,)
                 orders = self._decided(lambda: self.algorithm.leave(s, event.worker, *kept), "leave")
             case EventKind.JOINED:
@@ -241,33 +261,38 @@ class Loop:
             case EventKind.LOST:
                 self.fleet.forget(event.worker)
             case EventKind.RESTORED:
-                if not isinstance(s, AggregateState):
-                    raise self._over(
-                        f"worker {event.worker} lost what it kept, and {type(self.algorithm).__name__} has no sum to "
-                        "rebuild it from; use one that has (dude)."
-                    )
-                self.fleet.restore(event.worker, s.remainder(self.fleet.held()))
+                others = self.memories() if self.algorithm.asks_others else {}
+                memory = self._recovered(event.worker, others)
+                self.fleet.restore(event.worker, None if memory is None else {METHOD: memory})
         self.recorder.event(event.kind, event.time, s.version, event.worker, version=before, text=event.text)
         return orders
+
+    def _recovered(self, worker: int, others: Mapping[int, Memory]) -> dict[str, Any] | None:
+        """What the method has a worker go on with that has lost what it kept."""
+        memory = self.algorithm.recover(self.state, worker, others)
+        return checked_memory(memory, type(self.algorithm).__name__, worker)
+
+    def memories(self) -> dict[int, Memory]:
+        """What each worker keeps for the method."""
+        return {worker: memory for worker, kept in self.fleet.held().items() if (memory := _memory(kept)) is not None}
 
     def _over(self, why: str) -> RunFailed:
         """The run cannot go on from here; what has happened is done and can be saved."""
         self.consistent = True
         return RunFailed(why)
 
-    def _retry(self, a: Arrival, event: Event) -> None:
+    def _retry(self, a: Arrival, event: Event, what: str) -> None:
         """A job came to nothing: its worker does it again with another draw and is late, or has to leave."""
-        shape, expected = tuple(a.value.shape), tuple(self.state.weights.shape)
-        what = "values that are not finite" if shape == expected else f"shape {shape}, expected {expected}"
         recorded = event.kind is not EventKind.ARRIVAL  # a worker's error, or in a replay
         text = event.text if recorded else what if self.fleet.real else ""
         kind = event.kind if recorded else EventKind.REJECTED
         self.recorder.event(kind, a.time, self.state.version, *a.job, text=text)
-        self.fleet.retry(a.job)
+        self.fleet.retry(a.job, a.steps)
         if kind is EventKind.FAILED:
             return
         count = self._rejected_in_a_row[a.worker] = self._rejected_in_a_row.get(a.worker, 0) + 1
-        gradient = f"a gradient with {what} (job number {a.job.draw} at version {a.version}"
+        noun = "a gradient" if self._shapes.keys() == {"gradient"} else f"a message of {type(self.algorithm).__name__}"
+        gradient = f"{noun} with {what} (job number {a.job.draw} at version {a.version}"
         gradient += f", number {count} in a row)" if count > 1 else ")"
         if self.fleet.real:
             log.warning("worker %d sent %s; it was rejected, and the job is done again", a.worker, gradient)
@@ -358,7 +383,12 @@ class Loop:
     def state_of(self, k: int) -> tuple[State, float | None]:
         """What run k's server knows, and the audit of its sum if it has one."""
         s = self.state
-        return s, s.audit(self.fleet.held()) if isinstance(s, AggregateState) else None
+        return s, s.audit(self.memories()) if isinstance(s, AggregateState) else None
+
+
+def _memory(kept: Kept | None) -> Memory | None:
+    """Of what a worker keeps, what is the method's."""
+    return None if kept is None else kept.get(METHOD)
 
 
 def passed(every: int | None, before: int, after: int) -> bool:

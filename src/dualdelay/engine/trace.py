@@ -58,18 +58,21 @@ class Table:
         return f"Table({len(self)} rows: {', '.join(self.columns)})"
 
 
-ARRIVAL_COLUMNS = ("time", "seconds", "worker", "draw", "version", "after", "loss", "fingerprint", "bytes")
-_ROW = Struct("=ddqqqqdqq")
-_KINDS = np.dtype(list(zip(ARRIVAL_COLUMNS, ("f8", "f8", "i8", "i8", "i8", "i8", "f8", "i8", "i8"), strict=True)))
+ARRIVAL_COLUMNS = ("time", "seconds", "worker", "draw", "version", "after", "loss", "fingerprint", "bytes", "steps", "down")
+_ROW = Struct("=ddqqqqdqqqq")
+_KINDS = np.dtype(
+    list(zip(ARRIVAL_COLUMNS, ("f8", "f8", "i8", "i8", "i8", "i8", "f8", "i8", "i8", "i8", "i8"), strict=True))
+)
 _EVENT_FIELDS = ("kind", "row", "time", "worker", "draw", "version", "after", "text")
 
 
 class Trace(Table):
     """One row per absorbed arrival.
 
-    ``version`` is the model the gradient was taken at, ``after`` the server's version once it was absorbed, ``bytes`` the
-    size of what the worker sent. What is no arrival stands in ``events``, where ``row`` says how many arrivals came before
-    it: rejected, left, joined, wake, and for real workers failed, crashed, lost, restored, frozen, thawed and late.
+    ``version`` is that of the model the worker was sent, ``after`` the server's once the arrival was absorbed, ``steps``
+    the gradients that the job took, ``bytes`` what the worker sent and ``down`` what it was sent for the job. What is no
+    arrival stands in ``events``, where ``row`` says how many arrivals came before it: rejected, left, joined, wake, and for
+    real workers failed, crashed, lost, restored, frozen, thawed and late.
     """
 
     def __init__(self, columns: Mapping[str, Column], events: list[dict[str, Any]]) -> None:
@@ -127,7 +130,7 @@ class Recorder:
         if isinstance(fingerprint, Tensor):
             self._later.append((len(self), fingerprint))
             fingerprint = 0
-        self._rows += _ROW.pack(a.time, a.seconds, *a.job, after, a.loss, fingerprint, a.bytes)
+        self._rows += _ROW.pack(a.time, a.seconds, *a.job, after, a.loss, fingerprint, a.bytes, a.steps, a.down)
 
     def event(
         self, kind: EventKind, time: float, after: int, worker: int = -1, draw: int = -1, version: int = -1, text: str = ""

@@ -9,6 +9,7 @@ from pathlib import Path
 from ..core import Problem
 from ..core.devices import using_precision
 from ..engine.fleet import Fleet
+from ..engine.half import Half
 from ..engine.loop import Loop
 from ..simulation.clocks import RecordedClock
 from ..simulation.cores import GradientsOnCores, cores_worth
@@ -23,30 +24,32 @@ from .spec import RecordedFleet, RunSpec
 @contextmanager
 def open_fleet(spec: RunSpec, output: Path | None = None) -> Iterator[Fleet]:
     """The workers of a run, let go at the end; what real ones print goes to a folder."""
-    problem, message = spec.problem, spec.algorithm.message
+    problem, half, downlink = spec.problem, Half(spec.algorithm, spec.server.uplink), spec.server.downlink
     fleet: Fleet
     with using_precision(spec.compute.device or "cpu", spec.compute.precision):
         if isinstance(spec.fleet, WorkerFleet):
             spec.fleet.require_fit(problem.workers)
-            fleet = Coordinator(spec.fleet, problem, spec.fleet.connect(problem, message, output))
+            fleet = Coordinator(spec.fleet, problem, half, spec.fleet.connect(problem, half, output), downlink)
         elif isinstance(spec.fleet, RecordedFleet):
-            gradients = _gradients(spec.compute, problem, 1) if spec.compute.batch else None
-            fleet = LocalFleet(problem, RecordedClock(spec.fleet.trace), message, spec.fleet.threads, gradients)
+            gradients = _gradients(spec.compute, problem, half, 1) if spec.compute.batch else None
+            clock = RecordedClock(spec.fleet.trace)
+            fleet = LocalFleet(problem, clock, half, spec.fleet.threads, gradients, downlink)
         else:
-            gradients = _gradients(spec.compute, problem, spec.threads)
-            fleet = LocalFleet(problem, spec.fleet.clock(), message, gradients=gradients)
+            gradients = _gradients(spec.compute, problem, half, spec.threads)
+            fleet = LocalFleet(problem, spec.fleet.clock(), half, gradients=gradients, downlink=downlink)
         try:
             yield fleet
         finally:
             fleet.close()
 
 
-def _gradients(compute: Compute, problem: Problem, threads: int) -> Gradients:
-    """How the gradients of a simulated fleet are computed: many at once, on several cores, or one at a time."""
+def _gradients(compute: Compute, problem: Problem, half: Half, threads: int) -> Gradients:
+    """How the jobs of a simulated fleet are computed: many at once, on several cores, or one at a time."""
+    whole = None if half.computes_ahead(problem) else half
     if compute.batch:
-        return GradientsInBatches(Batcher(problem.batched([problem])), [0])
+        return GradientsInBatches(Batcher(problem.batched([problem])), [0], whole)
     count = cores_worth(problem, compute.cores)
-    return Gradients(problem) if count == 1 else GradientsOnCores(problem, count, threads)
+    return Gradients(problem, whole) if count == 1 else GradientsOnCores(problem, count, threads, whole)
 
 
 def make_loop(spec: RunSpec, fleet: Fleet) -> Loop:

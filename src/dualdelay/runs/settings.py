@@ -10,6 +10,7 @@ from typing import Literal, cast
 from torch import Tensor
 
 from ..core import Arrival, State
+from ..core.compression import Compress, require_way
 from ..core.devices import require_device
 from ..core.errors import BadInput, plain_number, require_kind, require_path, require_several, shown
 from ..core.settings import check_settings, positive, thread_count, whole
@@ -106,9 +107,17 @@ class Server:
     on_nonfinite: Literal["retry", "leave", "stop"] = "retry"
     """A worker whose gradient is not finite tries again, and ten times in a row end the run ("retry") or make the worker
     "leave"; or the run ends at once ("stop")."""
+    uplink: Compress = None
+    """How workers' messages are made small: "int8", a byte for each number, or the share of the largest numbers, such as
+    0.01. What one message leaves out is added to the next."""
+    downlink: Compress = None
+    """How models are made small on their way to a worker, in the same ways: it is sent the difference to what it was sent
+    before, and what one difference leaves out is in the next."""
 
     def __post_init__(self) -> None:
         check_settings(self)
+        for name in ("uplink", "downlink"):
+            require_way(name, getattr(self, name))
 
 
 @dataclass(frozen=True)

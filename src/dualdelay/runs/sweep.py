@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..batching.replicas import Apart, Replicas
+from ..batching.replicas import Apart, Replicas, column
 from ..core import Algorithm, Problem
 from ..core.devices import batches, using_precision, using_threads
 from ..core.draws import Draws
 from ..core.errors import BadInput, NotSaved, RunFailed, nearest, plain_number, shown
 from ..engine.evaluation import NAMES, require_metrics
+from ..engine.half import Half
 from ..engine.result import Run
 from ..engine.trace import Column, Table
 from ..simulation.gradients import Batcher, GradientsInBatches
@@ -454,7 +455,7 @@ def _compute(groups: Sequence[Sequence[Member]], tell: Callable[[float], None]) 
             for group in groups:
                 kind = _kind(group[0].spec)
                 which = [next(i for i, p in enumerate(problems[kind]) if p is member.spec.problem) for member in group]
-                runners.append(_group(group, GradientsInBatches(batchers[kind], which)))
+                runners.append(_group(group, batchers[kind], which))
             run_together(runners, _begin, list(batchers.values()), report)
         except (BadInput, NotSaved):
             raise
@@ -467,14 +468,16 @@ def _kind(spec: RunSpec) -> Hashable:
     return spec.problem.batch_key, len(spec.x), spec.x.dtype
 
 
-def _group(members: Sequence[Member], gradients: GradientsInBatches) -> Runner:
+def _group(members: Sequence[Member], batcher: Batcher, which: Sequence[int]) -> Runner:
     """Runs that share a schedule."""
-    spec = members[0].spec
+    spec, algorithms = members[0].spec, [member.spec.algorithm for member in members]
     assert isinstance(spec.fleet, SimulatedFleet)
     spec.require_rules()
-    fleet = LocalFleet(spec.problem, spec.fleet.clock(), spec.algorithm.message, gradients=gradients)
+    half = Half(column(algorithms, spec.x.device), spec.server.uplink)
+    gradients = GradientsInBatches(batcher, which, None if half.computes_ahead(spec.problem) else half)
+    fleet = LocalFleet(spec.problem, spec.fleet.clock(), half, gradients=gradients, downlink=spec.server.downlink)
     loop = Replicas(
-        [member.spec.algorithm for member in members],
+        algorithms,
         [member.spec.problem for member in members],
         fleet,
         torch.stack([member.spec.x for member in members]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..core.errors import BadInput, DualDelayError, ReplayMismatch, plain_number, shortened, shown
 from ..engine.events import Event, EventKind
@@ -17,15 +17,29 @@ from .speeds import SpeedModel
 _MOST_WAKES, _INSTANT = 10_000, 1e-12  # wakes at one moment, after which time will never go on, and how long that is
 
 
+class Work(NamedTuple):
+    """A job as a clock sees it."""
+
+    worker: int
+    draw: int
+    batches: float  # that each of its gradients is worth
+    up: int  # bytes that the worker sends
+    steps: int = 1  # gradients that it takes
+    hold: bool = False  # whether it ends when it is polled alone
+
+
 class Clock:
     """Decides what happens next in a local fleet; in this one, nothing does."""
 
-    def begin(self, worker: int, draw: int, batches: int, down: int, up: int) -> None:
-        """A job was given to a worker; ``down`` and ``up`` are the bytes it is sent and sends."""
+    def begin(self, work: Work, down: int) -> None:
+        """A job was given to a worker, which is sent so many bytes for it."""
 
-    def retry(self, worker: int, draw: int, batches: int, up: int) -> None:
-        """A job came to nothing and is done again as ``draw``, before those that wait at the worker."""
-        self.begin(worker, draw, batches, 0, up)
+    def retry(self, work: Work) -> None:
+        """A job came to nothing and is done again, before those that wait at the worker."""
+        self.begin(work, 0)
+
+    def poll(self, worker: int) -> None:
+        """What a worker is doing ends now, unless it is recorded when it does."""
 
     def cancel(self, worker: int, draws: int) -> None:
         """The worker's jobs are dropped; it was given ``draws`` so far."""
@@ -93,6 +107,8 @@ class VirtualClock(Clock):
         self._sent = 0
         self._wakes = (0.0, 0)  # a moment, and how many wakes there were at it
         self._cancelled: dict[int, int] = {}  # by worker: jobs with a smaller draw than this will not arrive
+        self._held: dict[int, Event] = {}  # by worker: a job that ends when it is polled alone
+        self._up = 0  # bytes that a worker sends
         for worker in self._absent_at_first(changes):
             self._push(Event(0.0, EventKind.LEFT, worker))
         for change in changes:
@@ -119,38 +135,70 @@ class VirtualClock(Clock):
         heapq.heappush(self._heap, (event.time, self._sent, event))
         self._sent += 1
 
-    def _arrival(self, worker: int, draw: int, batches: int, travel: float, earliest: float) -> Event:
+    def _arrival(self, work: Work, travel: float, earliest: float) -> Event:
         """The arrival of a job that can begin at ``earliest``, after what the worker already has to do."""
+        worker, draw, steps = work.worker, work.draw, work.steps
         start, what = max(earliest, self._free.get(worker, 0.0)), f"for job {draw} of worker {worker}"
-        batches = plain_number(batches)
+        batches: Any = plain_number(work.batches)
         if not isinstance(batches, (int, float)) or not 0 <= batches < math.inf:
             raise BadInput(
                 f"the problem's 'batches' gave {shown(batches)} for worker {worker}; expected a number of minibatches, "
                 "zero or more."
             )
-        job = (worker, draw, start, batches)
+        job = (worker, draw, start, batches * steps)
         seconds = _seconds(self._speeds.job, self._speeds, what, *job) if start < math.inf else math.inf
         self._free[worker] = start + seconds
-        return Event(start + seconds + travel, EventKind.ARRIVAL, worker, draw, seconds, start, batches)
+        return Event(start + seconds + travel, EventKind.ARRIVAL, worker, draw, seconds, start, batches, steps)
 
-    def begin(self, worker: int, draw: int, batches: int, down: int, up: int) -> None:
-        self._push(self._arrival(worker, draw, batches, self._travel(up), self.now + self._travel(down)))
+    def begin(self, work: Work, down: int) -> None:
+        self._up = work.up
+        event = self._arrival(work, self._travel(work.up), self.now + self._travel(down))
+        if work.hold:
+            self._held[work.worker] = event
+            self._free[work.worker] = math.inf
+        else:
+            self._push(event)
 
     def _travel(self, size: int) -> float:
         return _seconds(self._link.seconds, self._link, f"for {size} bytes", size)
 
-    def retry(self, worker: int, draw: int, batches: int, up: int) -> None:
-        jobs = [
+    def poll(self, worker: int) -> None:
+        """The question travels, and the worker goes on meanwhile; steps take equal parts of a job's time."""
+        asked = self.now + self._travel(0)
+        event = self._held.pop(worker, None)
+        if event is None:
+            jobs = [entry for entry in self._jobs_of(worker) if entry[2].start + entry[2].seconds > asked]
+            if not jobs:
+                return  # its answer is on its way
+            entry = min(jobs, key=lambda entry: entry[2].start)
+            event = entry[2]
+            self._heap.remove(entry)
+            heapq.heapify(self._heap)
+        moments = (event.start + event.seconds * step / event.steps for step in range(1, event.steps + 1))
+        end, steps = max(asked, event.start), sum(moment <= asked for moment in moments)
+        self._free[worker] = end
+        self._push(
+            event._replace(time=end + self._travel(self._up), steps=steps, seconds=min(end - event.start, event.seconds))
+        )
+
+    def _jobs_of(self, worker: int) -> list[tuple[float, int, Event]]:
+        """A worker's jobs that will arrive."""
+        return [
             entry
             for entry in self._heap
             if entry[2].kind is EventKind.ARRIVAL and entry[2].worker == worker and not self._is_cancelled(entry[2])
         ]
+
+    def retry(self, work: Work) -> None:
+        worker, jobs = work.worker, self._jobs_of(work.worker)
         waiting = sorted(entry for entry in jobs if entry[2].start >= self.now)
         under_way = (event.start + event.seconds for _, _, event in jobs if event.start < self.now)
         self._free[worker] = max([self.now, *under_way])
-        self.begin(worker, draw, batches, 0, up)
+        self.begin(work, 0)
         later = {
-            sent: self._arrival(worker, event.draw, event.batches, self._travel(up), event.start)
+            sent: self._arrival(
+                Work(worker, event.draw, event.batches, work.up, event.steps), self._travel(work.up), event.start
+            )
             for _, sent, event in waiting
         }
         self._heap = [(later.get(sent, event).time, sent, later.get(sent, event)) for _, sent, event in self._heap]
@@ -159,6 +207,7 @@ class VirtualClock(Clock):
     def cancel(self, worker: int, draws: int) -> None:
         self._cancelled[worker] = draws
         self._free.pop(worker, None)
+        self._held.pop(worker, None)
 
     def wake(self, time: float) -> None:
         moment, (since, count) = max(time, self.now), self._wakes
@@ -200,11 +249,14 @@ class VirtualClock(Clock):
     def save(self) -> dict[str, Any]:
         """Everything needed to continue later, as plain values."""
         heap = [[sent, *event] for _, sent, event in self._heap if not self._is_cancelled(event)]
-        return {"now": self.now, "sent": self._sent, "free": list(self._free.items()), "heap": sorted(heap)}
+        held, free = [list(event) for event in self._held.values()], list(self._free.items())
+        return {"now": self.now, "sent": self._sent, "free": free, "heap": sorted(heap), "held": held, "up": self._up}
 
     def load(self, saved: Mapping[str, Any], jobs: Iterable[tuple[int, int]]) -> None:
         self.now, self._sent = saved["now"], saved["sent"]
         self._free = dict(map(tuple, saved["free"]))
+        held = [Event(time, EventKind(kind), *details) for time, kind, *details in saved["held"]]
+        self._held, self._up = {event.worker: event for event in held}, saved["up"]
         self._heap = [(time, sent, Event(time, EventKind(kind), *details)) for sent, time, kind, *details in saved["heap"]]
         heapq.heapify(self._heap)
         self._cancelled = {}
@@ -214,10 +266,10 @@ class RecordedClock(Clock):
     """The order of an earlier run: whatever is begun or cancelled, the next row of the trace is what happens next."""
 
     def __init__(self, trace: Trace) -> None:
-        columns = (trace.time, trace.worker, trace.draw, trace.seconds)
+        columns = (trace.time, trace.worker, trace.draw, trace.seconds, trace.steps)
         arrivals = [
-            Event(time, EventKind.ARRIVAL, worker, draw, seconds)
-            for time, worker, draw, seconds in zip(*(column.tolist() for column in columns), strict=True)
+            Event(time, EventKind.ARRIVAL, worker, draw, seconds, steps=steps)
+            for time, worker, draw, seconds, steps in zip(*(column.tolist() for column in columns), strict=True)
         ]
         others = [
             (e["row"], Event(e["time"], EventKind(e["kind"]), e["worker"], e["draw"], text=e.get("text", "")))
@@ -228,8 +280,8 @@ class RecordedClock(Clock):
         self._next = self._arrived = 0
         self._begun: set[tuple[int, int]] = set()
 
-    def begin(self, worker: int, draw: int, batches: int, down: int, up: int) -> None:
-        self._begun.add((worker, draw))
+    def begin(self, work: Work, down: int) -> None:
+        self._begun.add((work.worker, work.draw))
 
     def load(self, saved: Mapping[str, Any], jobs: Iterable[tuple[int, int]]) -> None:
         self._begun = set(jobs)

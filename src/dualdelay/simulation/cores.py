@@ -5,40 +5,39 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-
-from torch import Tensor
 
 from ..core import Problem
 from ..core.devices import use_threads
-from .gradients import Computed, Gradients, Key
+from ..engine.half import Half
+from .gradients import Computed, Gradients, Key, Task
 
 _WORTH = 3e-3  # seconds: shorter gradients are mostly Python, and two threads of that get in each other's way
 
 
 class _Job(Future[Computed]):
-    """A gradient that was asked for."""
+    """A job that was asked for."""
 
-    def __init__(self, worker: int, draw: int, x: Tensor) -> None:
+    def __init__(self, task: Task, compute: Callable[[Problem, Task], Computed]) -> None:
         super().__init__()
-        self._name = (x, worker, draw)
+        self._task, self._compute = task, compute
 
     def run(self, problem: Problem) -> None:
         try:
-            self.set_result(Computed(*problem.gradient(*self._name)))
-        except BaseException as error:  # raised again where the gradient is due: in this thread it would be lost
+            self.set_result(self._compute(problem, self._task))
+        except BaseException as error:  # raised again where the job is due: in this thread it would be lost
             self.set_exception(error)
 
 
 class GradientsOnCores(Gradients):
     """Jobs are computed ahead of time by several threads; the result does not depend on which does what.
 
-    The calling thread is one of them: while the gradient that is due is being computed elsewhere, it takes another job.
+    The calling thread is one of them: while the job that is due is being computed elsewhere, it takes another one.
     """
 
-    def __init__(self, problem: Problem, cores: int, threads: int) -> None:
-        super().__init__(problem)
+    def __init__(self, problem: Problem, cores: int, threads: int, half: Half | None = None) -> None:
+        super().__init__(problem, half)
         self._threads = threads
         self._jobs: dict[Key, _Job] = {}
         self._waiting: dict[Key, _Job] = {}  # in order of sending
@@ -48,17 +47,19 @@ class GradientsOnCores(Gradients):
         for helper in self._helpers:
             helper.start()
 
-    def begin(self, worker: int, draw: int, x: Tensor) -> None:
-        job = _Job(worker, draw, x)
+    def begin(self, task: Task) -> None:
+        job = _Job(task, self.compute)
         with self._change:
-            self._jobs[worker, draw] = self._waiting[worker, draw] = job
+            self._jobs[task.key] = self._waiting[task.key] = job
             self._change.notify()
 
-    def take(self, worker: int, draw: int, x: Tensor) -> Computed:
-        due = self._jobs[worker, draw]
+    def take(self, task: Task) -> Computed:
+        if task.key not in self._jobs:
+            self.begin(task)
+        due = self._jobs[task.key]
         while not due.done():
             with self._change:
-                job = self._waiting.pop((worker, draw), None) or self._oldest()
+                job = self._waiting.pop(task.key, None) or self._oldest()
                 while job is None and not due.done():
                     self._change.wait()
                     job = self._oldest()

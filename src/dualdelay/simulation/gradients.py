@@ -1,80 +1,112 @@
-"""How simulated workers come by their gradients: one at a time when they are due, or all that are in flight at once."""
+"""How simulated workers do their jobs: one at a time when they are due, or all that are in flight at once."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..core import BatchedGradients, Problem
+from ..core import BatchedGradients, Job, Message, Problem
 from ..core.state import is_finite
+from ..core.work import Sent
+from ..engine.half import Half, Kept, parts_of
 
 Key = tuple[int, int]  # a job in flight: worker and draw
 
 
-class Computed(NamedTuple):
-    """A job's gradient, its minibatch's loss, and the gradient's norm if that is known already; of replicas one each."""
+class Task(NamedTuple):
+    """A job as it is computed: at which model, how many gradients, and with what its worker keeps."""
 
-    gradient: Tensor
-    loss: float | Tensor
+    job: Job
+    model: Sent
+    steps: int = 1
+    kept: Kept | None = None
+
+    @property
+    def key(self) -> Key:
+        """Its name among those in flight."""
+        return self.job.worker, self.job.draw
+
+
+class Computed(NamedTuple):
+    """A job's gradient, its minibatch's loss, and the gradient's norm if that is known already; of replicas one each.
+
+    Of a job that is more than a gradient: its message, its mean loss, and what the worker keeps.
+    """
+
+    value: Any
+    loss: Any
     norm: float | Tensor | None = None
+    keep: Kept | None = None
 
 
 class Gradients:
-    """One at a time: nothing is computed before its arrival is due."""
+    """One at a time: nothing is computed before its arrival is due.
 
-    def __init__(self, problem: Problem) -> None:
-        self._problem = problem
+    With a ``half`` jobs are computed whole; without one, each is the gradient at its model.
+    """
 
-    def begin(self, worker: int, draw: int, x: Tensor) -> None:
-        """A job was given to a worker."""
+    def __init__(self, problem: Problem, half: Half | None = None) -> None:
+        self._problem, self._half = problem, half
 
-    def take(self, worker: int, draw: int, x: Tensor) -> Computed:
-        """The gradient of a job that is due; it may be asked for again."""
-        return Computed(*self._problem.gradient(x, worker, draw))
+    def compute(self, problem: Problem, task: Task) -> Computed:
+        """Do a job."""
+        if self._half is None:
+            model: Any = task.model
+            return Computed(*problem.gradient(model, task.job.worker, task.job.draw))
+        done = self._half.run(problem, task.job, task.steps, task.model, task.kept)
+        return Computed(done.message, done.loss, None, done.keep)
+
+    def begin(self, task: Task) -> None:
+        """A job was given to a worker, and what it depends on is known."""
+
+    def take(self, task: Task) -> Computed:
+        """What a job that is due comes to; it may be asked for again."""
+        return self.compute(self._problem, task)
 
     def ended(self, worker: int, draws: Iterable[int]) -> None:
-        """Jobs that arrived or will not."""
+        """Jobs that arrived or will not, or that depend on something else now."""
 
     def is_known(self, worker: int, draw: int) -> bool:
-        """Whether a job's gradient can be taken without computing."""
+        """Whether a job can be taken without computing."""
         return True
 
     def close(self) -> None:
-        """No more gradients are asked for."""
+        """No more jobs are asked for."""
 
     def save(self) -> list[list[Any]]:
-        """The gradients that were computed and are not due yet."""
+        """What was computed and is not due yet."""
         return []
 
-    def load(self, saved: Sequence[Sequence[Any]], in_flight: Mapping[Key, Tensor]) -> None:
-        """Continue with these jobs in flight, some of them with gradients that were saved."""
-        for (worker, draw), x in in_flight.items():
-            self.begin(worker, draw, x)
+    def load(self, saved: Sequence[Sequence[Any]], tasks: Iterable[Task]) -> None:
+        """Continue with these jobs in flight, some of them with what was saved."""
+        for task in tasks:
+            self.begin(task)
 
 
 class GradientsInBatches(Gradients):
-    """All at once: when a gradient is not known, those of all jobs in flight of all fleets of the batcher are computed.
+    """All at once: when a job is not known, all jobs in flight of all fleets of the batcher are computed.
 
     No scheme needs fewer calls. ``problems`` are the numbers of this fleet's problems: one, or one for each replica.
     """
 
-    def __init__(self, batcher: Batcher, problems: Sequence[int]) -> None:
-        self.problems, self._batcher = problems, batcher
-        self.wanted: dict[Key, Tensor] = {}  # the models of jobs whose gradient is not known
+    def __init__(self, batcher: Batcher, problems: Sequence[int], half: Half | None = None) -> None:
+        self.problems, self.half, self._batcher = problems, half, batcher
+        self.wanted: dict[Key, Task] = {}  # jobs that are not known
         self.computed: dict[Key, Computed] = {}
         batcher.members.append(self)
 
-    def begin(self, worker: int, draw: int, x: Tensor) -> None:
-        self.wanted[worker, draw] = x
+    def begin(self, task: Task) -> None:
+        self.wanted[task.key] = task
 
-    def take(self, worker: int, draw: int, x: Tensor) -> Computed:
-        if (worker, draw) not in self.computed:
+    def take(self, task: Task) -> Computed:
+        if task.key not in self.computed:
+            self.wanted[task.key] = task
             self._batcher.compute()
-        return self.computed[worker, draw]
+        return self.computed[task.key]
 
     def ended(self, worker: int, draws: Iterable[int]) -> None:
         for draw in draws:
@@ -90,13 +122,13 @@ class GradientsInBatches(Gradients):
     def save(self) -> list[list[Any]]:
         return [[*key, *computed] for key, computed in sorted(self.computed.items(), key=lambda item: item[0])]
 
-    def load(self, saved: Sequence[Sequence[Any]], in_flight: Mapping[Key, Tensor]) -> None:
+    def load(self, saved: Sequence[Sequence[Any]], tasks: Iterable[Task]) -> None:
         self.wanted.clear()
         self.computed.clear()
-        super().load(saved, in_flight)
-        for worker, draw, gradient, loss, norm in saved:
-            self.computed[worker, draw] = Computed(gradient, loss, norm)
-            del self.wanted[worker, draw]
+        super().load(saved, tasks)
+        for worker, draw, *computed in saved:
+            self.computed[worker, draw] = Computed(*computed)
+            self.wanted.pop((worker, draw), None)
 
 
 class Batcher:
@@ -107,30 +139,55 @@ class Batcher:
         self._gradients = gradients
 
     def compute(self) -> None:
-        """Take every gradient that is wanted, in an order that depends on nothing but the jobs."""
-        if not any(member.wanted for member in self.members):
+        """Do every job that is wanted, in an order that depends on nothing but the jobs."""
+        wanted = [
+            (member, task) for member in self.members for _, task in sorted(member.wanted.items(), key=lambda i: i[0])
+        ]
+        if not wanted:
             return
-        jobs = [(member, key, x) for member in self.members for key, x in sorted(member.wanted.items(), key=lambda i: i[0])]
+        self._take_gradients([(member, task) for member, task in wanted if member.half is None])
+        for member in self.members:
+            if member.half is not None and member.wanted:
+                self._do_jobs(member, member.half)
+            member.wanted.clear()
+
+    def _take_gradients(self, jobs: Sequence[tuple[GradientsInBatches, Task]]) -> None:
         start = size = 0
-        for end, (member, _, _) in enumerate(jobs):
+        for end, (member, _) in enumerate(jobs):
             if size + len(member.problems) > self._gradients.most and size > 0:
                 self._call(jobs[start:end])
                 start, size = end, 0
             size += len(member.problems)
-        self._call(jobs[start:])
-        for member in self.members:
-            member.wanted.clear()
+        if jobs:
+            self._call(jobs[start:])
 
-    def _call(self, jobs: Sequence[tuple[GradientsInBatches, Key, Tensor]]) -> None:
-        which = [k for member, _, _ in jobs for k in member.problems]
-        workers = [worker for member, (worker, _), _ in jobs for _ in member.problems]
-        draws = [draw for member, (_, draw), _ in jobs for _ in member.problems]
-        gradients, losses = self._gradients([x for _, _, x in jobs], which, workers, draws)
+    def _do_jobs(self, member: GradientsInBatches, half: Half) -> None:
+        """Do the jobs of one fleet: those of equal length together, a step of all of them in one call."""
+        groups: dict[Hashable, list[Task]] = {}
+        for _, task in sorted(member.wanted.items(), key=lambda item: item[0]):
+            groups.setdefault((task.steps, _form(task.model), _form(task.kept)), []).append(task)
+        for tasks in groups.values():
+            size = max(1, self._gradients.most // len(member.problems))
+            for start in range(0, len(tasks), size):
+                self._do_together(member, half, tasks[start : start + size])
+
+    def _do_together(self, member: GradientsInBatches, half: Half, tasks: Sequence[Task]) -> None:
+        done = half.run_together(self._gradients, member.problems, tasks)
+        for task, answer in zip(tasks, done, strict=True):
+            norm = None if len(member.problems) == 1 else _norm(answer.message)
+            member.computed[task.key] = Computed(answer.message, answer.loss, norm, answer.keep)
+
+    def _call(self, jobs: Sequence[tuple[GradientsInBatches, Task]]) -> None:
+        which = [k for member, _ in jobs for k in member.problems]
+        workers = [task.job.worker for member, task in jobs for _ in member.problems]
+        draws = [task.job.draw for member, task in jobs for _ in member.problems]
+        models: list[Any] = [task.model for _, task in jobs]
+        gradients, losses = self._gradients(models, which, workers, draws)
         norms = torch.linalg.vector_norm(gradients, dim=1)
         signs = torch.stack([losses.to(norms.dtype), norms])  # (2, m)
         numbers: list[list[float]] | None = None  # fetched only for runs that are alone: replicas wait for nothing
         row = 0
-        for member, key, x in jobs:
+        for (member, task), x in zip(jobs, models, strict=True):
             gradient = gradients[row] if x.ndim == 1 else gradients[row : row + len(x)]
             gradient = gradient.clone().to(x.dtype)  # the next call writes over it
             if x.ndim == 1:
@@ -138,7 +195,24 @@ class Batcher:
                 loss, norm = numbers[0][row], numbers[1][row]
                 if not math.isfinite(norm) and is_finite(gradient):
                     norm = math.sqrt(torch.finfo(x.dtype).max)  # only its square was too large
-                member.computed[key] = Computed(gradient, loss, norm)
+                member.computed[task.key] = Computed(gradient, loss, norm)
             else:
-                member.computed[key] = Computed(gradient, signs[0, row : row + len(x)], signs[1, row : row + len(x)])
+                member.computed[task.key] = Computed(gradient, signs[0, row : row + len(x)], signs[1, row : row + len(x)])
             row += len(member.problems)
+
+
+def _norm(message: Message) -> Tensor:
+    """The norms of replicas' messages, which are not finite where one of their tensors is not."""
+    norms = [
+        torch.linalg.vector_norm(part, dim=-1) for part in (parts_of(message)[1] or {"": parts_of(message)[0]}).values()
+    ]
+    return torch.stack(norms).sum(0)
+
+
+def _form(value: Any) -> Hashable:
+    """What has to be the same for values to be stacked: names, shapes, and whatever is no tensor."""
+    if isinstance(value, Tensor):
+        return tuple(value.shape), value.dtype
+    if isinstance(value, Mapping):
+        return tuple((name, _form(part)) for name, part in value.items())
+    return value  # type: ignore[no-any-return]

@@ -7,16 +7,17 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..core import Arrival, Job, Problem
-from ..core.compression import size_of, unpacked
+from ..core.compression import Compress, size_of
 from ..core.devices import use_threads
+from ..core.work import Sent
 from ..engine.events import Event, EventKind
-from ..engine.fleet import NOTHING, Fleet, Message, Model, answer
-from .clocks import Clock, VirtualClock
-from .gradients import Gradients
+from ..engine.fleet import NOTHING, Assignment, Fleet, Model
+from ..engine.half import Answer, Half, Kept, parts_of
+from .clocks import Clock, VirtualClock, Work
+from .gradients import Gradients, Task
 
 
 class LocalFleet(Fleet):
@@ -26,20 +27,23 @@ class LocalFleet(Fleet):
         self,
         problem: Problem,
         clock: Clock,
-        message: Message,
+        half: Half,
         threads: int | None = None,
         gradients: Gradients | None = None,
+        downlink: Compress = None,
     ) -> None:
         """Workers use ``threads`` threads of torch, by default as many as the server, and compute when they are due."""
-        super().__init__(problem)
-        self._gradients = gradients or Gradients(problem)
+        super().__init__(problem, half.span, downlink)
+        self._ahead = half.computes_ahead(problem)  # otherwise jobs are computed whole, once what a worker keeps is known
+        self._gradients = gradients or Gradients(problem, None if self._ahead else half)
         self._apart = None if threads is None else ThreadPoolExecutor(1, initializer=use_threads, initargs=(threads,))
         self._norm: float | Tensor | None = None  # of the last gradient, if it is known
         self.norms: list[Tensor] = []  # of replicas' gradients that were taken for finite, unseen
         self.clock = clock
-        self._message = message
-        self._held: dict[int, Tensor] = {}
-        self._keep: Tensor | None = None  # what the last sender will keep if it is accepted
+        self._half = half
+        self._held: dict[int, Kept] = {}
+        self._keep: Kept | None = None  # what the last sender will keep if it is accepted
+        self._down: dict[tuple[int, int], int] = {}  # bytes that workers were sent for jobs in flight
         self._answer_size = 0  # bytes of an answer, needed when a job is sent: found by trying, they depend on its length
 
     def begin(self) -> None:
@@ -58,9 +62,18 @@ class LocalFleet(Fleet):
 
     @property
     def ready(self) -> bool:
-        """Whether what happens next can happen without computing a gradient."""
+        """Whether what happens next can happen without computing a gradient; if not, it is asked for."""
         event = self.clock.peek()
-        return event is None or event.kind is not EventKind.ARRIVAL or self._gradients.is_known(event.worker, event.draw)
+        if event is None or event.kind is not EventKind.ARRIVAL or self._gradients.is_known(event.worker, event.draw):
+            return True
+        self._gradients.begin(self._task(event))
+        return False
+
+    def _task(self, event: Event) -> Task:
+        """What is to be computed for an arrival."""
+        model = self._jobs[event.worker][event.draw].model
+        kept = None if self._ahead else self._held.get(event.worker)
+        return Task(Job(event.worker, event.draw, model.version), model.x, event.steps, kept)
 
     @property
     def expects_more(self) -> bool:
@@ -71,22 +84,27 @@ class LocalFleet(Fleet):
         return self.clock.never_ending
 
     def arrival(self, event: Event) -> Arrival:
-        model = self._jobs[event.worker][event.draw]
-        job = Job(event.worker, event.draw, model.version)
+        task = self._task(event)
+        job = task.job
         if event.kind is not EventKind.ARRIVAL:
             if event.kind is EventKind.REJECTED and not self._gradients.is_known(event.worker, event.draw):
-                self._gradients.take(event.worker, event.draw, model.x)  # so that later calls hold what they held
+                self._gradients.take(task)  # so that later calls hold what they held
             return Arrival(job, NOTHING, event.time, event.seconds, math.nan)
         if self._apart is None:
-            computed = self._gradients.take(event.worker, event.draw, model.x)
+            computed = self._gradients.take(task)
         else:
-            computed = self._apart.submit(self._gradients.take, event.worker, event.draw, model.x).result()
-        loss: Any = computed.loss
-        done = answer(computed.gradient, loss, model.x, self._message, self._held.get(event.worker))
-        self._keep, self._norm = done.keep, computed.norm
-        value = unpacked(done.value)
-        size = done.value.nbytes if isinstance(done.value, Tensor) and value.ndim == 1 else size_of(done.value)
-        return Arrival(job, value, event.time, event.seconds, done.loss, size)
+            computed = self._apart.submit(self._gradients.take, task).result()
+        self._norm = computed.norm
+        if self._ahead:
+            known, kept = (computed.value, computed.loss), self._held.get(event.worker)
+            done = self._half.run(self._problem, job, event.steps, task.model, kept, known)
+        else:
+            done = Answer(computed.value, computed.keep, computed.loss, event.steps)
+        self._keep = done.keep
+        (value, parts), message = parts_of(done.message), done.message
+        size = message.nbytes if isinstance(message, Tensor) and value.ndim == 1 else size_of(message)
+        down = self._down.get((event.worker, event.draw), 0)
+        return Arrival(job, value, event.time, event.seconds, done.loss, size, done.steps, down, parts)
 
     def finite(self, a: Arrival) -> bool:
         if isinstance(self._norm, Tensor):
@@ -94,47 +112,79 @@ class LocalFleet(Fleet):
             return True
         return super().finite(a) if self._norm is None or self._keep is not None else math.isfinite(self._norm)
 
-    def retry(self, job: Job) -> None:
+    def retry(self, job: Job, steps: int = 1) -> None:
         self._gradients.ended(job.worker, [job.draw])
-        super().retry(job)
+        super().retry(job, steps)
 
     def accept(self, a: Arrival) -> None:
         del self._jobs[a.worker][a.job.draw]
+        self._down.pop((a.worker, a.job.draw), None)
         self._gradients.ended(a.worker, [a.job.draw])
         if self._keep is not None:
             self._held[a.worker] = self._keep
+        else:
+            self._held.pop(a.worker, None)
+        if not self._ahead:
+            self._begin_next(a.worker)
 
-    def held(self) -> dict[int, Tensor]:
+    def held(self) -> dict[int, Kept]:
         return self._held
 
-    def forget(self, worker: int) -> Tensor | None:
+    def forget(self, worker: int) -> Kept | None:
+        self._begin_anew(worker)
         return self._held.pop(worker, None)
 
-    def restore(self, worker: int, held: Tensor) -> None:
-        self._held[worker] = held
+    def restore(self, worker: int, held: Kept | None) -> None:
+        self._begin_anew(worker)
+        if held is not None:
+            self._held[worker] = held
 
-    def _lend(self, version: int, x: Tensor) -> Model:
-        return Model(version, x)
+    def _begin_anew(self, worker: int) -> None:
+        """What was computed ahead with what the worker kept is void."""
+        if not self._ahead:
+            self._gradients.ended(worker, self._jobs.get(worker, ()))
 
-    def _weights(self, model: Model) -> Tensor:
-        x: Tensor = model.x
+    def _lend(self, version: int, x: Sent, serial: int = 0, packed: Any = None) -> Model:
+        return Model(version, x, serial, packed)
+
+    def _weights(self, model: Model) -> Sent:
+        x: Sent = model.x
         return x
 
-    def _begin(self, worker: int, draw: int, model: Model, *, sent: bool = False, first: bool = False) -> None:
-        batches = self._problem.batches(worker)
+    def _begin(self, worker: int, draw: int, assignment: Assignment, *, sent: bool = False, first: bool = False) -> None:
+        model = assignment.model
         if self._answer_size == 0:
-            self._answer_size = size_of(self._message(torch.zeros_like(model.x), None)[0])
+            self._answer_size = size_of(self._half.size_trial(model.x))
+        work = Work(worker, draw, self._problem.batches(worker), self._answer_size, assignment.steps, assignment.hold)
         if first:
-            self.clock.retry(worker, draw, batches, self._answer_size)
+            self.clock.retry(work)
         else:  # for one more draw the model is there already
-            self.clock.begin(worker, draw, batches, size_of(model.x) if sent else 0, self._answer_size)
-        self._gradients.begin(worker, draw, model.x)
+            down = size_of(model.x if model.packed is None else model.packed) if sent else 0
+            if down:
+                self._down[worker, draw] = down
+            self.clock.begin(work, down)
+        if self._ahead:
+            self._gradients.begin(Task(Job(worker, draw, model.version), model.x))
+        elif len(self._jobs[worker]) == 1:
+            self._begin_next(worker)
+
+    def _begin_next(self, worker: int) -> None:
+        """Have the worker's only or oldest job computed, now that it is known what the worker keeps."""
+        for draw, (model, steps, hold) in self._jobs.get(worker, {}).items():
+            if not hold:
+                self._gradients.begin(Task(Job(worker, draw, model.version), model.x, steps, self._held.get(worker)))
+            break
+
+    def poll(self, worker: int) -> None:
+        self._begin_anew(worker)
+        self.clock.poll(worker)
 
     def expel(self, worker: int, text: str) -> None:
         self.clock.expel(worker, text)
 
     def cancel(self, worker: int) -> None:
         self._gradients.ended(worker, self._jobs.get(worker, ()))
+        self._down = {job: size for job, size in self._down.items() if job[0] != worker} if self._down else {}
         super().cancel(worker)
         self.clock.cancel(worker, self._draws[worker])
 
@@ -143,11 +193,23 @@ class LocalFleet(Fleet):
 
     def save(self) -> dict[str, Any]:
         assert isinstance(self.clock, VirtualClock), "a replay is not saved: it can be made again"
-        return {"clock": self.clock.save(), "gradients": self._gradients.save(), **super().save()}
+        down = [[*job, size] for job, size in self._down.items()]
+        return {"clock": self.clock.save(), "gradients": self._gradients.save(), "down": down, **super().save()}
 
     def load(self, saved: Mapping[str, Any]) -> None:
         self._held.clear()
         super().load(saved)
-        in_flight = {(worker, draw): m.x for worker, jobs in self._jobs.items() for draw, m in jobs.items()}
-        self.clock.load(saved.get("clock", {}), in_flight)
-        self._gradients.load(saved.get("gradients", []), in_flight)
+        self._down = {(worker, draw): size for worker, draw, size in saved.get("down", [])}
+        in_flight = [(worker, draw, one) for worker, jobs in self._jobs.items() for draw, one in jobs.items()]
+        self.clock.load(saved.get("clock", {}), [(worker, draw) for worker, draw, _ in in_flight])
+        self._gradients.load(saved.get("gradients", []), self._tasks())
+
+    def _tasks(self) -> list[Task]:
+        """The jobs in flight whose computation can begin: all, or each worker's oldest one."""
+        tasks = []
+        for worker, jobs in self._jobs.items():
+            for draw, (model, steps, hold) in list(jobs.items())[: None if self._ahead else 1]:
+                kept = None if self._ahead else self._held.get(worker)
+                if not hold:
+                    tasks.append(Task(Job(worker, draw, model.version), model.x, steps, kept))
+        return tasks

@@ -29,7 +29,7 @@ from .files import Damaged, Missing
 from .locks import LOCK_FILE, InUse, Lock
 from .record import RunRecord
 
-FORMAT = 3  # of a folder; other formats are refused
+FORMAT = 4  # of a folder; other formats are refused
 _FIXED = "fixed: "  # before the names of tensors that no training moves
 _CHECKPOINT = re.compile(r"(\d{12,})-([0-9a-f]{16})\.safetensors")  # moment and digest
 _PART = re.compile(r"(\d{12,})-(\d{12,})\.parquet")  # the arrivals and events that came before this part of the trace

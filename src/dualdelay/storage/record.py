@@ -32,6 +32,8 @@ class RunRecord:
     time: int | float | None = None
     optimizer: dict[str, Any] | None  # with its schedule
     on_nonfinite: Literal["retry", "leave", "stop"]
+    uplink: str | int | float | None
+    downlink: str | int | float | None
     table: Literal["full", "half", "host"]
     metrics: list[str]
     keep_best: str | None

@@ -18,13 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core import Arrival, Job, Problem
-from ..core.compression import Packed, size_of, unpacked
+from ..core import Arrival, Job, Message, Problem
+from ..core.compression import Compress, size_of
 from ..core.environment import changes, environment
 from ..core.errors import RunFailed
+from ..core.work import Sent
 from ..engine.evaluation import WorkersEvaluation
 from ..engine.events import Event, EventKind
-from ..engine.fleet import NOTHING, Fleet, Model
+from ..engine.fleet import NOTHING, Assignment, Fleet, Model
+from ..engine.half import Half, Kept, parts_of
 from .evaluations import PendingEvaluation, PendingEvaluations
 from .messages import (
     Evaluated,
@@ -33,12 +35,13 @@ from .messages import (
     Notice,
     Ready,
     Reply,
+    as_tensors,
     checked,
     is_part,
     last_line,
     request_of,
 )
-from .records import Memory, Status, WorkerRecord
+from .records import MemoryPlace, Status, WorkerRecord
 from .settings import Wish, WorkerFleet
 from .transport import Transport
 
@@ -58,8 +61,11 @@ class Coordinator(Fleet):
     copies_models = True
     real = True
 
-    def __init__(self, fleet: WorkerFleet, problem: Problem, transport: Transport) -> None:
-        super().__init__(problem)
+    def __init__(
+        self, fleet: WorkerFleet, problem: Problem, half: Half, transport: Transport, downlink: Compress = None
+    ) -> None:
+        super().__init__(problem, half.span, downlink)
+        self._asks_others = half.algorithm.asks_others
         fleet.control.begin(problem.workers, fleet.room)
         self.evaluates = problem.measures
         self.records = [WorkerRecord(worker) for worker in range(problem.workers)]
@@ -70,7 +76,7 @@ class Coordinator(Fleet):
         self._current = Model(-1, None)
         self._evaluations = PendingEvaluations(self._evaluation_ended)
         self._ended_evaluations: deque[PendingEvaluation] = deque()
-        self._known: dict[int, Tensor] = {}  # what workers said they keep, for the event at hand
+        self._known: dict[int, Kept] = {}  # what workers said they keep, for the event at hand
         self._silent: dict[int, tuple[int, int]] = {}  # who did not say what it keeps: its incarnation and jobs done then
         self._left: set[int] = set()
         self._heard_gradient = False  # whether one has ever come
@@ -187,7 +193,7 @@ class Coordinator(Fleet):
         keeping = self._keeping()
         if event.kind is EventKind.LEFT:
             keeping = [event.worker] if event.worker in keeping else []
-        elif event.kind is not EventKind.RESTORED:
+        elif event.kind is not EventKind.RESTORED or not self._asks_others:
             return True
         self._silent.clear()  # this cannot go on without them
         self._known = self._ask_kept(keeping)
@@ -204,7 +210,7 @@ class Coordinator(Fleet):
         assert event is not None
         match event.kind:
             case EventKind.CRASHED:
-                if self.records[event.worker].memory is Memory.AT_WORKER:
+                if self.records[event.worker].memory is MemoryPlace.AT_WORKER:
                     self._lose_memories(event.worker)
                 else:
                     self._unblock(self.records[event.worker])
@@ -218,16 +224,20 @@ class Coordinator(Fleet):
             log.warning("worker %d %s: %s", event.worker, event.kind.value, event.text)
 
     def arrival(self, event: Event) -> Arrival:
-        job = Job(event.worker, event.draw, self._jobs[event.worker][event.draw].version)
+        assignment = self._jobs[event.worker][event.draw]
+        job = Job(event.worker, event.draw, assignment.model.version)
         reply = self.records[event.worker].reply
         assert reply is not None
-        message = reply.value if isinstance(reply.value, Packed) else torch.from_numpy(reply.value)
-        value = NOTHING if reply.error else unpacked(message)
-        return Arrival(job, value, event.time, event.seconds, reply.loss, size_of(message))
+        if reply.error:
+            return Arrival(job, NOTHING, event.time, event.seconds, reply.loss, steps=reply.steps)
+        message: Message = as_tensors(reply.value)
+        value, parts = parts_of(message)
+        size, down = size_of(message), self.records[event.worker].down
+        return Arrival(job, value, event.time, event.seconds, reply.loss, size, reply.steps, down, parts)
 
-    def retry(self, job: Job) -> None:
+    def retry(self, job: Job, steps: int = 1) -> None:
         self.records[job.worker].reply = None
-        super().retry(job)
+        super().retry(job, steps)
 
     def accept(self, a: Arrival) -> None:
         record = self.records[a.worker]
@@ -237,7 +247,7 @@ class Coordinator(Fleet):
         record.forgive()
         record.accepted = reply.request.sequence
         if reply.keeps:
-            record.memory, record.held = Memory.AT_WORKER, None
+            record.memory, record.held = MemoryPlace.AT_WORKER, None
         self._dispatch(record)
 
     def _push(self, kind: EventKind, worker: int, draw: int = -1, seconds: float = 0.0, text: str = "") -> None:
@@ -245,15 +255,17 @@ class Coordinator(Fleet):
 
     # --- orders ---
 
-    def _lend(self, version: int, x: Tensor) -> Model:
+    def _lend(self, version: int, x: Sent, serial: int = 0, packed: Any = None) -> Model:
+        if serial:
+            return Model(version, self._transport.put(x), serial, packed)
         if self._current.version != version:
             self._current = Model(version, self._transport.put(x))
         return self._current
 
-    def _weights(self, model: Model) -> Tensor:
+    def _weights(self, model: Model) -> Sent:
         return self._transport.get(model.x)
 
-    def _begin(self, worker: int, draw: int, model: Model, *, sent: bool = False, first: bool = False) -> None:
+    def _begin(self, worker: int, draw: int, assignment: Assignment, *, sent: bool = False, first: bool = False) -> None:
         queue = self.records[worker].queue
         queue.insert(0 if first else len(queue), draw)
         self._dispatch(self.records[worker])
@@ -267,6 +279,9 @@ class Coordinator(Fleet):
         record.queue.clear()
         record.request = record.reply = None
         self._events = deque(e for e in self._events if not (e.worker == record.number and e.kind.ends_job))
+
+    def poll(self, worker: int) -> None:
+        raise NotImplementedError
 
     def _wake(self, time: float) -> None:
         heapq.heappush(self._wakes, time)
@@ -302,9 +317,9 @@ class Coordinator(Fleet):
 
     def _send_job(self, record: WorkerRecord, draw: int) -> None:
         """Send a request; until a new process has answered once, what it is to keep goes with it."""
-        model = self._jobs[record.number][draw]
+        model, steps, hold = self._jobs[record.number][draw]
         name = (record.number, record.incarnation, record.sequence, draw, model.version)
-        record.request = JobRequest(*name, record.accepted, self._mean_samples)
+        record.request = JobRequest(*name, record.accepted, self._mean_samples, steps, hold)
         record.sent = self.listening_time
         self._transport.send(record.request, model.x, record.held if record.accepted < 0 else None)
 
@@ -331,7 +346,7 @@ class Coordinator(Fleet):
             self._take_evaluated(record, notice)
         elif record.status in (Status.STARTING, Status.PRESENT, Status.OVERDUE):
             self._crashed(record, notice.text, final=notice.final)
-        elif record.status is Status.FROZEN and record.memory is Memory.AT_WORKER:
+        elif record.status is Status.FROZEN and record.memory is MemoryPlace.AT_WORKER:
             self._push(EventKind.CRASHED, record.number, text=notice.text)
 
     def _take_ready(self, record: WorkerRecord, notice: Ready) -> None:
@@ -425,7 +440,7 @@ class Coordinator(Fleet):
         self._evaluations.drop(record.number)
         if record.status is Status.LEAVING:
             record.move(Status.ABSENT if event.kind is EventKind.LEFT else Status.FROZEN)
-            if event.kind is EventKind.LEFT or record.memory is not Memory.AT_WORKER:
+            if event.kind is EventKind.LEFT or record.memory is not MemoryPlace.AT_WORKER:
                 self._transport.stop(record.number)
         at_work = sum(other.at_work for other in self.records)
         if at_work < self._policy.minimum:
@@ -488,7 +503,7 @@ class Coordinator(Fleet):
         elif record is not None and wish == "join" and record.status in (Status.ABSENT, Status.FROZEN):
             record.forgive()
             self._push(EventKind.JOINED if record.status is Status.ABSENT else EventKind.THAWED, worker, text=_ASKED)
-            if record.memory is Memory.AT_WORKER:  # it was frozen, and its process stayed
+            if record.memory is MemoryPlace.AT_WORKER:  # it was frozen, and its process stayed
                 record.move(Status.PRESENT)
                 self._dispatch(record)
             else:
@@ -505,14 +520,14 @@ class Coordinator(Fleet):
 
     def _keeping(self) -> list[int]:
         """The workers whose memory is with them alone."""
-        return [record.number for record in self.records if record.memory is Memory.AT_WORKER]
+        return [record.number for record in self.records if record.memory is MemoryPlace.AT_WORKER]
 
     def _lose_memories(self, *workers: int) -> None:
         """What workers kept is gone, and is put together from the others' before anything else happens."""
         kinds = (EventKind.RESTORED, EventKind.LOST)
         self._events.extendleft(Event(0.0, kind, worker) for kind in kinds for worker in workers)
 
-    def _ask_kept(self, workers: Iterable[int]) -> dict[int, Tensor]:
+    def _ask_kept(self, workers: Iterable[int]) -> dict[int, Kept]:
         """What workers keep, of those that say so at once; one that does not is asked again when it has been heard of."""
         signs = {worker: (self.records[worker].incarnation, self.records[worker].jobs_done) for worker in workers}
         accepted = {
@@ -528,28 +543,28 @@ class Coordinator(Fleet):
                 log.warning("worker %d does not say what it keeps; the others do not wait for it", worker)
         return {worker: held for worker, held in kept.items() if held is not None}
 
-    def held(self) -> dict[int, Tensor]:
+    def held(self) -> dict[int, Kept]:
         keeping = self._keeping()
         known = {**self._known, **self._ask_kept(worker for worker in keeping if worker not in self._known)}
         held = {worker: known[worker] for worker in keeping if worker in known}
         held |= {record.number: record.held for record in self.records if record.held is not None}
-        self.unheard = [r.number for r in self.records if r.memory is not Memory.NONE and r.number not in held]
+        self.unheard = [r.number for r in self.records if r.memory is not MemoryPlace.NONE and r.number not in held]
         return held
 
-    def forget(self, worker: int) -> Tensor | None:
+    def forget(self, worker: int) -> Kept | None:
         record = self.records[worker]
         held = record.held if record.held is not None else self._known.get(worker)
-        record.memory, record.held = Memory.NONE if record.memory is Memory.NONE else Memory.LOST, None
+        record.memory, record.held = MemoryPlace.NONE if record.memory is MemoryPlace.NONE else MemoryPlace.LOST, None
         return held
 
-    def restore(self, worker: int, held: Tensor) -> None:
+    def restore(self, worker: int, held: Kept | None) -> None:
         record = self.records[worker]
-        record.memory, record.held = Memory.AT_SERVER, held
+        record.memory, record.held = MemoryPlace.NONE if held is None else MemoryPlace.AT_SERVER, held
         self._unblock(record)
 
-    def remove(self, worker: int) -> Tensor | None:
+    def remove(self, worker: int) -> Kept | None:
         held = super().remove(worker)
-        self.records[worker].memory = Memory.NONE
+        self.records[worker].memory = MemoryPlace.NONE
         self._left.add(worker)
         return held
 
@@ -589,7 +604,8 @@ class Coordinator(Fleet):
 
     def take_evaluation(self) -> WorkersEvaluation:
         ended = self._ended_evaluations.popleft()
-        model, x = ended.model, self._weights(ended.model)
+        model = ended.model
+        x: Any = self._weights(model)
         return WorkersEvaluation(ended.time, model.version, x, ended.results(), ended.complete, ended.errors)
 
     def wait_for_evaluations(self) -> bool:
@@ -635,7 +651,7 @@ class Coordinator(Fleet):
             record.queue.extend(draws)
             record.evaluation_seconds, record.last_evaluation_seconds = seconds
             if record.number in saved["lost"]:
-                record.blocked, record.memory = True, Memory.LOST
+                record.blocked, record.memory = True, MemoryPlace.LOST
             self._dispatch(record)
         self._lose_memories(*saved["lost"])
         for worker in self._left.difference(absent, returning):

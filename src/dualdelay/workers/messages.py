@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from ..core import Samples
 from ..core.compression import Packed
@@ -28,10 +31,21 @@ class JobRequest(NamedTuple):
     version: int
     accepted: int
     mean_samples: float = 0.0  # of the workers, where they count by samples
+    steps: int = 1  # gradients that the job takes
+    hold: bool = False  # whether it ends when it is polled alone
+    polled: bool = False  # whether it was
 
     def is_same_question(self, other: JobRequest) -> bool:
         """Whether both ask for the same, whatever was accepted meanwhile."""
         return self[:5] == other[:5]
+
+
+class PollRequest(NamedTuple):
+    """The server asks for what a worker has done of a job so far."""
+
+    worker: int
+    incarnation: int
+    sequence: int  # of the job's request
 
 
 class EvaluationRequest(NamedTuple):
@@ -59,11 +73,12 @@ class Reply(NamedTuple):
     """What a worker answers to a job; ``error`` is a traceback, or empty."""
 
     request: JobRequest
-    value: Array | Packed
+    value: Array | Packed | dict[str, Array | Packed]
     keeps: bool
     loss: float
     seconds: float
     error: str = ""
+    steps: int = 1  # gradients that it took
 
 
 class Evaluated(NamedTuple):
@@ -87,6 +102,22 @@ class Died(NamedTuple):
 Notice = Ready | Reply | Evaluated | Died
 
 
+def as_arrays(value: Any) -> Any:
+    """Tensors as numpy arrays, which processes exchange; also those in dicts, and what was made small."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu().numpy()
+    if isinstance(value, Packed):
+        return value.arrays()
+    return {name: as_arrays(part) for name, part in value.items()} if isinstance(value, Mapping) else value
+
+
+def as_tensors(value: Any) -> Any:
+    """The inverse of ``as_arrays``."""
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value)
+    return {name: as_tensors(part) for name, part in value.items()} if isinstance(value, Mapping) else value
+
+
 def request_of(reply: Reply) -> JobRequest | None:
     """The request that a reply names, if it names one."""
     request = reply.request
@@ -101,8 +132,10 @@ def checked(reply: Reply) -> Reply:
         wrong = f"its error is {reply.error!r:.50}, which is no text"
     elif not reply.error and not all(map(_is_number, (reply.loss, reply.seconds))):
         wrong = f"its loss is {reply.loss!r:.50} and took {reply.seconds!r:.50} s, which are no numbers"
-    elif not reply.error and not isinstance(reply.value, Packed) and not _is_array(reply.value):
-        wrong = "its gradient is no array of numbers"
+    elif not reply.error and not _is_message(reply.value):
+        wrong = "its message is no array of numbers, and no arrays by name"
+    elif not reply.error and (type(reply.steps) is not int or reply.steps < 0):
+        wrong = f"it took {reply.steps!r:.50} gradients, which is no number"
     elif not isinstance(reply.keeps, bool):
         wrong = f"it says {reply.keeps!r:.50} of whether it keeps something"
     if not wrong:
@@ -112,6 +145,12 @@ def checked(reply: Reply) -> Reply:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, float) or (isinstance(value, int) and value.bit_length() < 1000)
+
+
+def _is_message(value: object) -> bool:
+    if isinstance(value, dict):
+        return bool(value) and all(isinstance(name, str) and _is_message(part) for name, part in value.items())
+    return isinstance(value, Packed) or _is_array(value)
 
 
 def _is_array(value: object) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import re
@@ -18,13 +19,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ..core import Problem
+from ..core.compression import size_of
 from ..core.environment import environment
 from ..core.errors import BadInput, RunFailed, is_finite, require_several, shown
-from ..engine.fleet import Message
-from .messages import Died, EvaluationRequest, JobRequest, Notice, Ready
+from ..core.work import Sent
+from ..engine.half import Half, Kept
+from .messages import Died, EvaluationRequest, JobRequest, Notice, Ready, as_arrays, as_tensors
 from .output import Output
 from .security import is_loopback, own_token, require_answer, require_here, require_same_ray, require_secure
 from .settings import WorkerFleet
@@ -88,8 +90,8 @@ class RayFleet(WorkerFleet):
         claims: dict[str, float] = {"CPU": self.cpus, "GPU": self.gpus, **own}
         return {name: value for name, value in claims.items() if value}
 
-    def connect(self, problem: Problem, message: Message, output: Path | None) -> Transport:
-        return RayTransport(self, problem, message, output)
+    def connect(self, problem: Problem, half: Half, output: Path | None) -> Transport:
+        return RayTransport(self, problem, half, output)
 
 
 class _Actor(Worker):
@@ -153,7 +155,7 @@ class _OurRay:
 class RayTransport:
     """Actors, the calls to them that are under way, and what has come back."""
 
-    def __init__(self, fleet: RayFleet, problem: Problem, message: Message, output: Path | None = None) -> None:
+    def __init__(self, fleet: RayFleet, problem: Problem, half: Half, output: Path | None = None) -> None:
         os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", _REPEATED_BY_US)
         try:
             import ray
@@ -174,7 +176,7 @@ class RayTransport:
         self._actors: dict[int, Any] = {}
         self._broken = False  # then Ray is not to be called any more
         try:
-            self._shared = (ray.put(problem), ray.put(message))
+            self._shared = (ray.put(problem), ray.put(half))
         except Exception as error:  # whatever pickling a user's objects raises
             self.close()
             raise BadInput(
@@ -290,38 +292,39 @@ class RayTransport:
             self._lives = {call: whose for call, whose in self._lives.items() if whose[0] != worker}
             self._ray.kill(actor)
 
-    def put(self, x: Tensor) -> Any:
+    def put(self, x: Sent) -> Any:
         """Copy a model to the object store, or if it is small into each request."""
-        array = x.detach().cpu().numpy()
-        return array.copy() if array.nbytes <= _INLINE else self._ray.put(array)
+        arrays = as_arrays(x)
+        return copy.deepcopy(arrays) if size_of(x) <= _INLINE else self._ray.put(arrays)
 
-    def get(self, model: Any) -> Tensor:
-        if self._broken and not isinstance(model, np.ndarray):
+    def get(self, model: Any) -> Sent:
+        inline = isinstance(model, (np.ndarray, dict))
+        if self._broken and not inline:
             raise RunFailed("models that were with Ray are lost with it.")
-        return torch.from_numpy(model if isinstance(model, np.ndarray) else self._ray.get(model))
+        x: Sent = as_tensors(model if inline else self._ray.get(model))
+        return x
 
-    def send(self, request: JobRequest | EvaluationRequest, model: Any, held: Tensor | None = None) -> None:
+    def send(self, request: JobRequest | EvaluationRequest, model: Any, held: Kept | None = None) -> None:
         actor = self._actors.get(request.worker)
         if actor is None:
             return
         if isinstance(request, JobRequest):
-            call = actor.compute.remote(request, model, None if held is None else held.numpy())
+            call = actor.compute.remote(request, model, as_arrays(held))
         else:
             call = actor.evaluate.remote(request, model)
         self._calls[call] = (request.worker, request.incarnation)
 
-    def kept(self, accepted: Mapping[int, int]) -> dict[int, Tensor | None]:
+    def kept(self, accepted: Mapping[int, int]) -> dict[int, Kept | None]:
         calls = {
             self._actors[worker].kept.options(concurrency_group="ask").remote(sequence): worker
             for worker, sequence in accepted.items()
             if worker in self._actors and not self._broken
         }
         done, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=_ANSWER) if calls else ([], [])
-        kept: dict[int, Tensor | None] = {}
+        kept: dict[int, Kept | None] = {}
         for call in done:
             with suppress(self._ray.exceptions.RayError):
-                array = self._ray.get(call)
-                kept[calls[call]] = None if array is None else torch.from_numpy(array)
+                kept[calls[call]] = as_tensors(self._ray.get(call))
         return kept
 
     def receive(self, timeout: float) -> list[Notice]:

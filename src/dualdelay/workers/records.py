@@ -6,8 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 
-from torch import Tensor
-
+from ..engine.half import Kept
 from .messages import EvaluationRequest, JobRequest, Reply
 
 
@@ -32,7 +31,7 @@ MOVES: dict[Status, frozenset[Status]] = {
 }
 
 
-class Memory(Enum):
+class MemoryPlace(Enum):
     """Where that is what a worker keeps between its messages."""
 
     NONE = "none"
@@ -54,14 +53,15 @@ class WorkerRecord:
     reply: Reply | None = None  # what it has answered and the loop has not taken
     sequence: int = -1  # of the last request
     accepted: int = -1  # the last request of this incarnation whose reply was taken
+    down: int = 0  # bytes that it was sent for it
     sent: float = 0.0  # when the request was sent last
     pause: float = 0.0  # until it is sent again
     alarmed: bool = False  # whether an alarm was given about it
     crashes: int = 0  # in a row
     failures: int = 0  # in a row
     jobs_done: int = 0
-    memory: Memory = Memory.NONE
-    held: Tensor | None = None  # what it keeps, while that is at the server
+    memory: MemoryPlace = MemoryPlace.NONE
+    held: Kept | None = None  # what it keeps, while that is at the server
     blocked: bool = False  # between a crash and what is done about it
     evaluating: EvaluationRequest | None = None  # what it was asked to evaluate and has not answered
     evaluation_seconds: float = 0.0  # that it has evaluated for

@@ -12,7 +12,7 @@ from typing import Literal
 from ..core import Problem
 from ..core.errors import MOST_WORKERS, BadInput, plain_number, require_kind, require_several, require_whole
 from ..core.settings import check_settings, positive, thread_count, whole
-from ..engine.fleet import Message
+from ..engine.half import Half
 from .transport import Transport
 
 _LONGEST = 1e9  # seconds that a worker may be waited for: thirty years
@@ -133,5 +133,5 @@ class WorkerFleet(ABC):
         return sorted({*self.absent, *range(workers - self.room, workers)})
 
     @abstractmethod
-    def connect(self, problem: Problem, message: Message, output: Path | None) -> Transport:
+    def connect(self, problem: Problem, half: Half, output: Path | None) -> Transport:
         """What reaches the workers; what they print goes to the folder ``output``."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from torch import Tensor
-
+from ..core.work import Sent
+from ..engine.half import Kept
 from .messages import EvaluationRequest, JobRequest, Notice
 
 
@@ -22,13 +22,13 @@ class Transport(Protocol):
     def stop(self, worker: int) -> None:
         """End a worker's process, if there is one."""
 
-    def put(self, x: Tensor) -> Any:
+    def put(self, x: Sent) -> Any:
         """Copy a model to where every worker can read it; returns its place, which requests carry."""
 
-    def get(self, model: Any) -> Tensor:
+    def get(self, model: Any) -> Sent:
         """A model that was put."""
 
-    def send(self, request: JobRequest | EvaluationRequest, model: Any, held: Tensor | None = None) -> None:
+    def send(self, request: JobRequest | EvaluationRequest, model: Any, held: Kept | None = None) -> None:
         """Ask a worker for something; unless a message is lost, a ``Reply``, ``Evaluated`` or ``Died`` will come.
 
         ``held`` is what a worker whose process is new is to keep.
@@ -37,7 +37,7 @@ class Transport(Protocol):
     def receive(self, timeout: float) -> list[Notice]:
         """What has come in, after waiting for it so many seconds at most; with a timeout of zero, all of it."""
 
-    def kept(self, accepted: Mapping[int, int]) -> dict[int, Tensor | None]:
+    def kept(self, accepted: Mapping[int, int]) -> dict[int, Kept | None]:
         """What these workers keep, given the last reply taken from each; those that do not answer soon are missing."""
 
     def why_not_started(self, worker: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 import traceback
@@ -11,11 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core import Problem
-from ..core.compression import Packed
+from ..core import Job, Problem
 from ..core.devices import use_threads
-from ..engine.fleet import Message, answer
-from .messages import Array, Evaluated, EvaluationRequest, JobRequest, Reply
+from ..engine.half import Half, Kept
+from .messages import Array, Evaluated, EvaluationRequest, JobRequest, Reply, as_arrays, as_tensors
 
 
 class Worker:
@@ -25,16 +25,16 @@ class Worker:
     down leaves no trace. A repeated request gets the same reply, one that was overtaken gets none.
     """
 
-    def __init__(self, worker: int, problem: Problem, message: Message, threads: int) -> None:
-        self._worker, self._problem, self._message, self._threads = worker, problem, message, threads
+    def __init__(self, worker: int, problem: Problem, half: Half, threads: int) -> None:
+        self._worker, self._problem, self._half, self._threads = worker, problem, half, threads
         self._lock = threading.Lock()
         self._sequence = -1  # of the last request
         self._reply: Reply | None = None  # the answer to it
-        self._keep: Tensor | None = None  # what is kept once that is accepted
-        self._held: Tensor | None = None
+        self._keep: Kept | None = None  # what is kept once that is accepted
+        self._held: Kept | None = None
         self._x = torch.empty(0)  # a model of its own: what Ray hands out is read-only
 
-    def compute(self, request: JobRequest, x: Array, held: Array | None) -> Reply | None:
+    def compute(self, request: JobRequest, x: Any, held: Any) -> Reply | None:
         """Do a job; ``held`` is what this worker is to keep if it is new."""
         with self._lock:
             if request.sequence < self._sequence:
@@ -46,15 +46,14 @@ class Worker:
             if request.accepted == self._sequence and self._sequence >= 0:
                 self._held = self._keep
             elif request.accepted < 0:
-                self._held = None if held is None else torch.from_numpy(held.copy())
+                self._held = None if held is None else copy.deepcopy(as_tensors(held))
             self._sequence, self._keep, self._reply = request.sequence, None, None
         start, keep = time.perf_counter(), None
         try:
-            model = self._model(x)
-            gradient, loss = self._problem.gradient(model, self._worker, request.draw)
-            done = answer(gradient, float(loss), model, self._message, self._held)
-            value = done.value.arrays() if isinstance(done.value, Packed) else done.value.detach().cpu().numpy()
-            reply = Reply(request, value, done.keep is not None, done.loss, time.perf_counter() - start)
+            job = Job(self._worker, request.draw, request.version)
+            done = self._half.run(self._problem, job, request.steps, self._model(x), self._held)
+            value, seconds = as_arrays(done.message), time.perf_counter() - start
+            reply = Reply(request, value, done.keep is not None, float(done.loss), seconds, steps=done.steps)
             keep = done.keep
         except BaseException:  # also sys.exit: a process that ends itself in silence would be missed for long
             reply = Reply(request, np.empty(0), False, float("nan"), time.perf_counter() - start, traceback.format_exc())
@@ -85,14 +84,17 @@ class Worker:
         except BaseException:
             return traceback.format_exc()
 
-    def kept(self, accepted: int) -> Array | None:
+    def kept(self, accepted: int) -> Any:
         """What this worker keeps, given the last reply that the server took."""
         with self._lock:
             held = self._keep if accepted == self._sequence and accepted >= 0 else self._held
-            return None if held is None else held.numpy()
+            return as_arrays(held)
 
-    def _model(self, x: Array) -> Tensor:
+    def _model(self, x: Any) -> Any:
+        """What was sent, as tensors of its own: of what a message or a memory may hold, nothing is written over."""
         use_threads(self._threads)
+        if isinstance(x, dict) or not self._half.is_default:
+            return copy.deepcopy(as_tensors(x))
         if self._x.shape != x.shape:
             self._x = torch.from_numpy(np.empty_like(x))
         np.copyto(self._x.numpy(), x)
