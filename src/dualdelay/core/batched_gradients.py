@@ -52,3 +52,22 @@ class OneAtATime:
             gradients.append(gradient.to(row.dtype) if gradient.shape == row.shape else torch.full_like(row, math.nan))
             losses.append(loss)
         return torch.stack(gradients), torch.tensor(losses, dtype=torch.float64, device=models[0].device)
+
+    @property
+    def stateful(self) -> Any:
+        """Of problems whose gradients depend on what the workers keep: how these are taken, one after the other."""
+        return self._with_memory if self._problems[0].stateful else None
+
+    def _with_memory(
+        self, memory: Any, x: Tensor, which: Sequence[int], workers: Sequence[int], draws: Sequence[int]
+    ) -> tuple[Tensor, Tensor, Any]:
+        done = []
+        for row, k in enumerate(which):
+            own = memory and {name: v[row] if isinstance(v, Tensor) else v for name, v in memory.items()}
+            done.append(self._problems[k].stateful_gradient(own, x[row], workers[row], draws[row]))
+        values, losses, memories = zip(*done, strict=True)
+        after = memories[0] and {
+            name: torch.stack([m[name] for m in memories]) if isinstance(v, Tensor) else v
+            for name, v in memories[0].items()
+        }
+        return torch.stack(values), torch.tensor(losses, dtype=torch.float64, device=x.device), after

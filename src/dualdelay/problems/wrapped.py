@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, ClassVar, Self
 
@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ..core import Problem
 from ..core.batched_gradients import BatchedGradients, OneAtATime
-from ..core.errors import BadInput, plain_number, require_positive, require_whole, shown
+from ..core.errors import BadInput, plain_number, require_one_of, require_positive, require_whole, shown
+from ..core.local_steps import InnerOptimizer
 from .data import digest
 from .network import Network
 
@@ -32,7 +33,7 @@ class Wrapped(Problem):
 
     kind: ClassVar[str]
 
-    def __init__(self, problem: Problem, **options: float) -> None:
+    def __init__(self, problem: Problem, **options: float | str) -> None:
         if not isinstance(problem, Problem):
             raise BadInput(f"problem is {shown(problem)}; expected a problem, on the shell with brackets: digits[].")
         self.problem, self._options = problem, options
@@ -43,6 +44,18 @@ class Wrapped(Problem):
 
     def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
         return self.job(x, [draw], lambda y, draws: self.problem.gradient(y, worker, draws[0]))
+
+    def stateful_gradient(
+        self, memory: Mapping[str, Any] | None, x: Tensor, worker: int, draw: int
+    ) -> tuple[Tensor, float, dict[str, Any] | None]:
+        state: Any = memory
+
+        def gradients(y: Tensor, draws: Sequence[int]) -> tuple[Tensor, Any]:
+            nonlocal state
+            value, loss, state = self.problem.stateful_gradient(state, y, worker, draws[0])
+            return value, loss
+
+        return *self.job(x, [draw], gradients), state
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -87,6 +100,7 @@ class Wrapped(Problem):
         return self.rewrapped(self.problem.on(device, precision))
 
     # everything else is what it is for the other problem
+    stateful = _same("stateful")
     workers, seed, own_seed, unseeded = _same("workers"), _same("seed"), _same("own_seed"), _same("unseeded")
     samples, batches, epoch = _same("samples"), _same("batches"), _same("epoch")
     needs_sample_counts, set_mean_samples = _same("needs_sample_counts"), _same("set_mean_samples")
@@ -102,45 +116,88 @@ class _ManyJobs:
 
     def __init__(self, wrapped: Wrapped, inner: BatchedGradients) -> None:
         self.most, self._wrapped, self._inner = inner.most, wrapped, inner
+        self.stateful = self._with_memory if wrapped.stateful else None
 
     def __call__(
         self, x: Sequence[Tensor], which: Sequence[int], workers: Sequence[int], draws: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
-        def gradients(models: Tensor, draws: Sequence[int]) -> tuple[Tensor, Tensor]:
-            values, losses = self._inner([models], which, workers, draws)
+        models = torch.cat([piece if piece.ndim == 2 else piece[None] for piece in x])
+        return self._wrapped.job(models, draws, lambda y, step_draws: self._take(y, which, workers, step_draws))
+
+    def _take(self, y: Tensor, which: Sequence[int], workers: Sequence[int], draws: Sequence[int]) -> tuple[Tensor, Tensor]:
+        values, losses = self._inner([y], which, workers, draws)
+        return values, losses.double()
+
+    def _with_memory(
+        self, memory: Any, x: Tensor, which: Sequence[int], workers: Sequence[int], draws: Sequence[int]
+    ) -> tuple[Tensor, Tensor, Any]:
+        if isinstance(self._wrapped, LocalSteps):
+            return self._wrapped.job_with_memory(memory, x, draws, lambda y, ds: self._take(y, which, workers, ds))
+        state = memory
+
+        def gradients(y: Tensor, step_draws: Sequence[int]) -> tuple[Tensor, Any]:
+            nonlocal state
+            inner: Any = self._inner
+            values, losses, state = inner.stateful(state, y, which, workers, step_draws)
             return values, losses.double()
 
-        return self._wrapped.job(torch.cat([piece if piece.ndim == 2 else piece[None] for piece in x]), draws, gradients)
+        return *self._wrapped.job(x, draws, gradients), state
 
 
 class LocalSteps(Wrapped):
-    """Another problem, each of whose jobs takes ``k`` SGD steps from the model x to y and reports (x - y) / lr.
+    """Another problem, each of whose jobs takes ``k`` local steps from the model x to y and reports (x - y) / lr.
 
-    That value is the sum of the k gradients met on the way; for k = 1 it is the plain gradient. A job takes k times as
-    long.
+    With plain SGD that value is the sum of the k gradients met on the way; for k = 1 it is the plain gradient. A job takes
+    k times as long.
 
     problem: the problem whose gradients the steps take.
     k: local steps per job.
     lr: their step size.
+    optimizer: their optimiser, a name from torch.optim with its settings, such as "SGD[momentum=0.9]" or "AdamW".
+    state: whether the optimiser's state begins anew in each job, "reset", or is kept at the worker, "keep".
     """
 
     kind = "local steps"
 
-    def __init__(self, problem: Problem, k: int, lr: float) -> None:
+    def __init__(self, problem: Problem, k: int, lr: float, optimizer: str = "SGD", state: str = "reset") -> None:
         k, lr = plain_number(k), plain_number(lr)
-        super().__init__(problem, k=k, lr=lr)
         require_whole("k", k, 1, _MOST_STEPS)
         require_positive("lr", lr)
-        self.k, self.lr = k, lr
+        require_one_of("state", state, ("reset", "keep"))
+        self.k, self.lr, self._inner = k, lr, InnerOptimizer(optimizer, lr)
+        self._keeps = state == "keep" and not self._inner.is_plain
+        more = {"optimizer": self._inner.text, "state": state}
+        defaults = {"optimizer": "SGD", "state": "reset"}
+        super().__init__(problem, k=k, lr=lr, **{name: more[name] for name in more if more[name] != defaults[name]})
+        if problem.stateful and self._keeps:
+            raise BadInput("the problem keeps an inner optimiser's state at the workers already; expected it in one place.")
+
+    @property
+    def stateful(self) -> bool:  # type: ignore[override]
+        """Whether its optimiser's state, or that of the other problem, is kept at the workers."""
+        return self._keeps or self.problem.stateful
 
     def job(self, x: Tensor, draws: Sequence[int], gradients: Gradients) -> tuple[Tensor, Any]:
-        total, losses = torch.zeros_like(x), 0.0
+        value, loss, _ = self.job_with_memory(None, x, draws, gradients)
+        return value, loss
+
+    def job_with_memory(
+        self, memory: Mapping[str, Any] | None, x: Tensor, draws: Sequence[int], gradients: Gradients
+    ) -> tuple[Tensor, Any, dict[str, Any]]:
+        """As ``job``, with the optimiser's state before and after."""
+        local, losses = self._inner.begin(x, memory), 0.0
         for step in range(self.k):
-            gradient, loss = gradients(x, [draw * self.k + step for draw in draws])
-            x = x - self.lr * gradient
-            total += gradient
+            gradient, loss = gradients(local.y, [draw * self.k + step for draw in draws])
+            local.step(gradient)
             losses = losses + loss
-        return total, losses / self.k
+        return local.pseudo_gradient(), losses / self.k, local.memory()
+
+    def stateful_gradient(
+        self, memory: Mapping[str, Any] | None, x: Tensor, worker: int, draw: int
+    ) -> tuple[Tensor, float, dict[str, Any] | None]:
+        if not self._keeps:
+            return super().stateful_gradient(memory, x, worker, draw)
+        return self.job_with_memory(memory, x, [draw], lambda y, draws: self.problem.gradient(y, worker, draws[0]))
 
     def indices(self, worker: int, draw: int) -> Tensor:
         """The samples of a job, one row for each step."""

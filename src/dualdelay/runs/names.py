@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import hashlib
 import inspect
@@ -15,13 +14,12 @@ from typing import Any
 
 from ..algorithms import ALGORITHMS
 from ..core.errors import BadInput, DualDelayError, nearest, shortened, shown
+from ..core.texts import literal, parse_call, require_parameters, require_text, split
 from ..problems import PROBLEMS
 from ..simulation import SPEEDS
 from ..simulation.link import Link
 from ..workers.ray_fleet import RayFleet
 
-_LONGEST = 1_000_000  # characters of a text that names something
-_DEEPEST = 50  # brackets within brackets in it
 _ALTERNATIVES = 10_000  # that one text may stand for
 
 _LONGEST_FOLDER = 200  # characters of a folder's name: file systems take 255 bytes, and something is put around it
@@ -80,44 +78,9 @@ def build(kind: str, name: str, values: Mapping[str, Any]) -> Any:
         raise BadInput(f"{name} cannot be made from {shown(dict(values))}: {why}") from error
 
 
-def require_parameters(name: str, known: Mapping[str, inspect.Parameter], values: Mapping[str, Any]) -> None:
-    """Refuse settings that are unknown or lacking."""
-    for key in values:
-        if key not in known:
-            raise BadInput(f"{name} has no parameter {shown(key)}; {nearest(key, known)}")
-    lacking = [key for key, p in known.items() if p.default is p.empty and key not in values]
-    if lacking:
-        raise BadInput(f"{name} needs {', '.join(lacking)}: write {name}[{','.join(f'{key}=...' for key in lacking)}].")
-
-
 def call(text: str, **defaults: Any) -> tuple[str, dict[str, Any]]:
     """The name and the settings of a text such as ``dude[lr=0.05]``; ``defaults`` are for what is named inside it."""
-    require_text(text)
-    name, bracket, rest = text.strip().partition("[")
-    if bracket and not rest.endswith("]"):
-        raise BadInput(f"{shown(text)} has an open bracket; expected {shortened(name)}[parameter=value,...].")
-    values: dict[str, Any] = {}
-    for part in _split(rest[:-1]):
-        key, equals, value = part.partition("=")
-        if not equals:
-            raise BadInput(f"{shown(part)} in {shown(text)} is no setting; expected parameter=value.")
-        if key.strip() in values:
-            raise BadInput(f"{shown(text)} gives {shortened(key.strip())} twice; give it once.")
-        values[key.strip()] = _value(value.strip(), defaults)
-    return name, values
-
-
-def require_text(text: str) -> None:
-    """Refuse a text that names nothing: too long, with brackets too deep, or with a zero byte in it."""
-    if not isinstance(text, str):
-        raise BadInput(f"{shown(text)} is no text; expected a name with its settings, such as 'dude[lr=0.05]'.")
-    if len(text) > _LONGEST:
-        raise BadInput(f"{shown(text)} is too long; expected {_LONGEST:,} characters at most. Give long lists in Python.")
-    if any(character == "\0" or "\ud800" <= character <= "\udfff" for character in text):
-        raise BadInput(f"{shown(text)} has a zero byte or bytes that are no UTF-8 in it; leave them out.")
-    deepest = max(itertools.accumulate((c in "[({") - (c in "])}") for c in text), default=0)
-    if deepest > _DEEPEST:
-        raise BadInput(f"{shown(text)} has {deepest:,} brackets within one another; expected {_DEEPEST} at most.")
+    return parse_call(text, lambda part: _value(part, defaults))
 
 
 def parse(kind: str, text: str, **defaults: Any) -> Any:
@@ -136,43 +99,20 @@ def alternatives(text: str) -> list[str]:
     if "|" not in rest or not rest.endswith("]"):
         return [text]
     choices = []
-    for part in _split(rest[:-1]):
+    for part in split(rest[:-1]):
         key, equals, values = part.partition("=")
-        choices.append([f"{key}{equals}{value.strip()}" for value in _split(values, "|")] or [part])
+        choices.append([f"{key}{equals}{value.strip()}" for value in split(values, "|")] or [part])
     if (count := math.prod(map(len, choices))) > _ALTERNATIVES:
         raise BadInput(f"{shown(text)} stands for {count:,} alternatives; expected {_ALTERNATIVES:,} at most.")
     return [f"{name}{bracket}{','.join(chosen)}]" for chosen in itertools.product(*choices)]
 
 
-def _split(text: str, at: str = ",") -> list[str]:
-    """The parts between commas, or what else they are split at, that stand in no bracket."""
-    parts, depth, part = [], 0, ""
-    for character in text:
-        depth += (character in "[(") - (character in "])")
-        if character == at and depth == 0:
-            parts.append(part)
-            part = ""
-        else:
-            part += character
-    return [part for part in (*parts, part) if part.strip()]
-
-
 def _value(text: str, defaults: Mapping[str, Any]) -> Any:
-    words = {"true": True, "false": False, "none": None, "inf": math.inf, "infinity": math.inf}
-    if text.lower() in words:
-        return words[text.lower()]
-    try:
-        return ast.literal_eval(text)
-    except (RecursionError, MemoryError):  # a sum of a hundred thousand numbers, say
-        raise BadInput(f"the value {shown(text)} is too complicated; expected a number, a list or a word.") from None
-    except (ValueError, SyntaxError, TypeError):
-        if len(text) > 100 and text.removeprefix("-").isdecimal():  # Python reads no number of thousands of digits
-            raise BadInput(f"the value {shown(text)} is too large; expected a number of fewer digits.") from None
-    name = text.partition("[")[0]
+    value, name = literal(text), text.partition("[")[0]
     for kind, registry in REGISTRIES.items():
-        if name in registry and "[" in text:
+        if value == text and name in registry and "[" in text:
             return parse(kind, text, **defaults)
-    return text
+    return value
 
 
 def settings(thing: Any) -> dict[str, Any]:

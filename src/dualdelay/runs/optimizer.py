@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..core import Algorithm, Problem
-from ..core.errors import BadInput, nearest
-from .names import call, parameters, require_parameters
+from ..core.errors import BadInput
+from ..core.torch_optimizers import torch_class
 
 Maker = str | Callable[..., Any] | None
 Layout = Sequence[tuple[str, int, Sequence[int]]]
@@ -28,26 +28,6 @@ Description = str | dict[str, str] | None
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _PLAIN = (bool, int, float, str, Tensor, set, types.NoneType)
-_OWN = "pass a function of your own, schedule=lambda optimizer: ..., which makes it"
-_REFUSED = {
-    "LBFGS": "it computes the loss many times in one step; use another, such as Adam",
-    "Muon": "it moves matrices alone; use another, such as Adam, or make one by a function if all parameters are matrices",
-    "SparseAdam": "it takes sparse gradients only; use Adam",
-    "ReduceLROnPlateau": "it follows a metric, and the server has none; use another, such as CosineAnnealingLR",
-    "LambdaLR": f"a text cannot hold its function; {_OWN}",
-    "MultiplicativeLR": f"a text cannot hold its function; {_OWN}",
-    "SequentialLR": f"a text cannot hold its schedules; {_OWN}",
-    "ChainedScheduler": f"a text cannot hold its schedules; {_OWN}",
-}
-
-
-def _classes(module: Any, base: type) -> dict[str, type]:
-    classes = (kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, base))
-    return {kind.__name__: kind for kind in classes if kind is not base and not kind.__name__.startswith("_")}
-
-
-_OPTIMIZERS, _SCHEDULES = _classes(torch.optim, torch.optim.Optimizer), _classes(torch.optim.lr_scheduler, LRScheduler)
-_KINDS = {"optimizer": _OPTIMIZERS, "schedule": _SCHEDULES}
 _EXAMPLES = {
     "optimizer": ("'SGD[momentum=0.9]'", "lambda params, lr: torch.optim.SGD(params, lr=lr, momentum=0.9)"),
     "schedule": ("'StepLR[step_size=100]'", "lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 100)"),
@@ -90,41 +70,9 @@ def _takes_two(function: Callable[..., Any]) -> bool:
 
 
 def _named(what: str, text: str, lr: float) -> tuple[Callable[[Any], Any], str]:
-    written, values = call(text)
-    names = {name.lower(): name for name in _KINDS[what]}
-    if written.lower() not in names:
-        usable = (name for name in _KINDS[what] if name not in _REFUSED)
-        raise BadInput(f"there is no {what} {written!r} in torch; {nearest(written, usable)}")
-    name = names[written.lower()]
-    if name in _REFUSED:
-        raise BadInput(f"{what} {name} cannot be used: {_REFUSED[name]}.")
-    kind = _KINDS[what][name]
-    _check(name, kind, values)
+    kind, values, described = torch_class(what, text)
     fixed = {"lr": lr} if what == "optimizer" else {}
-    inside = ",".join(f"{key}={value!r}" for key, value in sorted(values.items()))
-    return lambda first: kind(first, **fixed, **values), f"{name}[{inside}]" if inside else name
-
-
-def _check(name: str, kind: type, values: Mapping[str, Any]) -> None:
-    """Refuse settings that are unknown, lacking or of another type than the default: torch lets many of those pass."""
-    if "lr" in values:
-        raise BadInput(f"{name} is given lr={values['lr']!r}; the algorithm's lr is the step size, so leave it out here.")
-    known = {key: p for key, p in parameters(kind).items() if key not in ("params", "optimizer", "lr", "last_epoch")}
-    require_parameters(name, known, values)
-    for key, value in values.items():
-        default = known[key].default
-        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        if isinstance(default, bool):
-            good, expected = isinstance(value, bool), "true or false"
-        elif isinstance(default, (int, float)):
-            good, expected = number, "a finite number"
-        elif isinstance(default, tuple):
-            good, expected = isinstance(value, (tuple, list)) and len(value) == len(default), f"something like {default}"
-        else:
-            text = isinstance(default, str)
-            good, expected = isinstance(value, str) == text, "a text" if text else "no text"
-        if not good:
-            raise BadInput(f"{name} is given {key}={value!r}; expected {expected}.")
+    return lambda first: kind(first, **fixed, **values), described
 
 
 def make_optimizer(
