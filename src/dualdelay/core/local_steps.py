@@ -28,8 +28,7 @@ class InnerOptimizer:
 
     def __init__(self, text: str, lr: float) -> None:
         require_positive("the local steps' lr", lr)
-        kind, self._settings, self.text = torch_class("optimizer", text)
-        self._kind: Any = kind
+        self._kind, self._settings, self.text = torch_class("optimizer", text)
         if self._kind.__name__ in _NOT_ELEMENTWISE:
             raise BadInput(f"{self._kind.__name__} cannot take local steps: it needs the weights as matrices. Use AdamW.")
         self.lr = float(lr)

@@ -35,7 +35,7 @@ _OPTIMIZERS, _SCHEDULES = _classes(torch.optim, torch.optim.Optimizer), _classes
 _KINDS = {"optimizer": _OPTIMIZERS, "schedule": _SCHEDULES}
 
 
-def torch_class(what: str, text: str) -> tuple[type, dict[str, Any], str]:
+def torch_class(what: str, text: str) -> tuple[Any, dict[str, Any], str]:
     """The class that a text names, with its settings and the text in full; ``what`` is an optimizer or a schedule."""
     written, values = parse_call(text)
     names = {name.lower(): name for name in _KINDS[what]}
