@@ -68,6 +68,9 @@ def print_run(run: Run, console: Console) -> None:
     metrics = ("objective", "pooled_loss", "accuracy", "gradient_norm")
     facts = {name.replace("_", " "): number(summary.get(name)) for name in metrics}
     facts |= {"updates": f"{run.version:,}", "arrivals": f"{len(trace):,}", "rejected": f"{run.rejected:,}"}
+    if run.gradients != len(trace):
+        facts["gradients in all jobs"] = f"{run.gradients:,}"
+    facts["MB sent up, down"] = f"{number(run.bytes_up / 1e6)}, {number(run.bytes_down / 1e6)}"
     facts |= {kind: f"{events[kind]:,}" for kind in ("crashed", "failed") if events[kind]}
     facts["tau_max, tau_avg"] = f"{run.delays.tau_max:,}, {number(run.delays.tau_avg)}"
     facts["audit of the sum (relative error)"] = number(run.audit)

@@ -20,6 +20,7 @@ from ..analysis.figures import draw
 from ..analysis.loggers import TensorBoard
 from ..core import Algorithm
 from ..core.errors import BadInput, DualDelayError, RunFailed, nearest
+from ..core.texts import literal
 from ..core.version import __version__
 from ..engine.monitor import Logger
 from ..engine.result import EarlyStop, Run
@@ -54,6 +55,11 @@ Every command takes --json for one machine-readable line at the end. Exit codes:
 came), 2 bad input, 130 interrupted (and saved). Quote brackets: 'dude[lr=0.05]'."""
 
 _SIMULATION_FLAGS = ("speeds", "absences", "latency", "bandwidth", "threads", "device", "cores", "precision", "table")
+
+
+def _way(text: str | None) -> str | float | None:
+    """How messages are made small: a word, or a share."""
+    return None if text is None else literal(text)
 
 
 @dataclass(frozen=True)
@@ -98,6 +104,10 @@ class Common:
     """Stop early after so many evaluations without a new best metric."""
     on_nonfinite: Literal["retry", "leave", "stop"] = "retry"
     """If a gradient is not finite, retry: ten in a row end the run; leave: ten make the worker leave; stop: end at once."""
+    uplink: MaybeText = None
+    """How workers' messages are made small: int8, or a share of the largest numbers, such as 0.01."""
+    downlink: MaybeText = None
+    """How models are made small on their way to the workers, in the same ways."""
     keep_best: MaybeText = None
     """Keep the best model by this metric, such as objective or 'max accuracy', in best.safetensors."""
     threads: int = 1
@@ -129,7 +139,7 @@ class Common:
             Saving(folder, self.checkpoint_every, self.keep),
             Evaluation(*when, best_by=self.keep_best, early_stop=stop),
             Compute(self.device, self.cores, self.precision, self.threads, batch, self.table),
-            Server(self.start, self.optimizer, self.schedule, self.on_nonfinite),
+            Server(self.start, self.optimizer, self.schedule, self.on_nonfinite, *map(_way, (self.uplink, self.downlink))),
         )
 
     def simulated_workers(self, speeds: SpeedModel, workers: int) -> SimulatedFleet:

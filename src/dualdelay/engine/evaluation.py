@@ -27,7 +27,7 @@ WORKER_NAMES = ("time", "version", "worker", "loss", "samples")
 
 MOST_EVALUATIONS = 1_000_000  # of a run: each is kept
 _SUMMARY = (
-    *("ended", "updates", "arrivals", "rejected", "faults", "audit"),
+    *("ended", "updates", "arrivals", "gradients", "rejected", "faults", "audit", "bytes_up", "bytes_down"),
     *("tau_max", "tau_avg", "arrival_max", "arrival_avg", "best_metric", "best_value", "best_version", "returned_version"),
 )  # what else a run's result has beside its last evaluation
 

@@ -120,6 +120,21 @@ class Run:
         return self.state.version
 
     @property
+    def gradients(self) -> int:
+        """Gradients that the jobs which arrived have taken."""
+        return int(self.trace.steps.sum())
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes that the workers have sent in messages that were absorbed."""
+        return int(self.trace.bytes.sum())
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes that the workers were sent for the jobs which arrived."""
+        return int(self.trace.down.sum())
+
+    @property
     def rejected(self) -> int:
         """Values that were not absorbed because they were not finite or had the wrong shape."""
         return self.faults.get("rejected", 0)
@@ -149,6 +164,7 @@ class Run:
         """The run in a few plain numbers."""
         last: dict[str, Any] = next(reversed(list(self.metrics.rows())), {})
         counts = {"updates": self.version, "arrivals": len(self.trace), "rejected": self.rejected, "faults": self.faults}
+        counts |= {"gradients": self.gradients, "bytes_up": self.bytes_up, "bytes_down": self.bytes_down}
         about_best = () if self.best is None else ("metric", "value", "version")
         best = {f"best_{name}": getattr(self.best, name) for name in about_best}
         numbers = {**counts, **asdict(self.delays), "audit": self.audit}
