@@ -61,8 +61,8 @@ class Fleet(ABC):
         """Seconds by which the server's own work is timed."""
         return time.perf_counter()
 
-    def check(self, orders: Iterable[Order]) -> None:
-        """Refuse orders that cannot be carried out."""
+    def check(self, orders: Iterable[Order], ended: Job | None = None) -> None:
+        """Refuse orders that cannot be carried out, once the job that has ``ended`` is accepted."""
         sent: set[int] = set()
         busy: dict[int, bool] = {}  # after the orders so far: whether a worker has something to do, as far as they say
         for order in orders:
@@ -80,9 +80,12 @@ class Fleet(ABC):
                 sent.add(worker)
             elif isinstance(order, Again) and worker not in self._models and worker not in sent:
                 raise BadInput(f"again({worker}) was ordered, but worker {worker} was never sent a model; send first.")
-            elif isinstance(order, Poll) and not busy.get(worker, bool(self._jobs.get(worker))):
+            elif isinstance(order, Poll) and not busy.get(worker, self._has_job(worker, ended)):
                 raise BadInput(f"poll({worker}) was ordered, but worker {worker} has nothing to do; send it a job first.")
             busy[worker] = not isinstance(order, (Poll, Cancel))
+
+    def _has_job(self, worker: int, ended: Job | None) -> bool:
+        return any((worker, draw) != (ended and ended[:2]) for draw in self._jobs.get(worker, ()))
 
     def _check_steps(self, order: Send) -> None:
         steps = order.steps

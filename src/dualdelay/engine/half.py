@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..core import Algorithm, BatchedGradients, Job, Message, Problem, RunningJob
 from ..core.compression import Compress, Packed, pack, unpacked
+from ..core.draws import Draws
 from ..core.errors import BadInput, shown
 from ..core.work import Sent, checked_memory
 
@@ -220,6 +221,23 @@ class Half:
         }
         return Answer(message, keep or None, at_work.loss, at_work.steps)
 
+    def require_pure(self, x: Tensor, n: int) -> None:
+        """Refuse a half whose result depends on more than its arguments, by doing the first two jobs of a worker twice."""
+        state = self.algorithm.init(x, n, Draws(0, "server"))
+        model, memory = self.algorithm.model(state, 0), None
+        for draw in range(2):
+            twice = [self._tried(model, memory, draw) for _ in range(2)]
+            if not _equal(*twice):
+                raise BadInput(
+                    f"{self.name}.work gives another message or memory when it is called again with the same arguments; "
+                    "expected a pure function: no random numbers, no counters, nothing kept beside what it returns."
+                )
+            memory = twice[0][1]
+
+    def _tried(self, model: Sent, memory: dict[str, Any] | None, draw: int) -> tuple[Any, Any]:
+        at_work = RunningJob(Job(0, draw, 0), self.span, lambda y, step: (0.5 * y + (step + 1), 0.0))
+        return self._work(memory, model, at_work, 0)
+
     def size_trial(self, model: Sent) -> Message:
         """A message as it would be for gradients of zero, to count its bytes."""
         at_work = RunningJob(Job(0, 0, 0), self.span, lambda y, step: (torch.zeros_like(y), 0.0))
@@ -244,6 +262,17 @@ def _row(value: Any, k: int) -> Any:
     if isinstance(value, Packed):
         return Packed(value.length, (value.parts[0][k].clone(), value.parts[1][k].clone()))
     return {name: _row(part, k) for name, part in value.items()} if isinstance(value, Mapping) else value
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Whether two values have the same bits."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | (a.isnan() & b.isnan())).all())
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(_equal(a[name], b[name]) for name in a)
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    return bool(a == b)
 
 
 def _flat(value: Any, rows: int) -> Any:

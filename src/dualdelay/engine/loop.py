@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from ..core import Algorithm, Arrival, Memory, Orders, Problem
+from ..core import Algorithm, Arrival, Job, Memory, Orders, Problem
 from ..core.aggregate import AggregateState, TableFormat
 from ..core.devices import placed
 from ..core.draws import Draws
@@ -72,8 +72,8 @@ class Loop:
         self._rejected_in_a_row: dict[int, int] = {}  # by worker
         self._checksum: tuple[int, int | Tensor] = (-1, 0)  # a version and that of its weights
         self._since_update = 0  # arrivals and wakes
-        own_method = type(algorithm).__module__.partition(".")[0] != __name__.partition(".")[0]
-        may_fail = own_method or (optimizer is not None and optimizer.own)
+        self._ended: Job | None = None  # the job that is being absorbed
+        may_fail = is_own(algorithm) or (optimizer is not None and optimizer.own)
         self._snapshot = Snapshot(self.state) if may_fail else None  # a user's own step may fail half way
         self.consistent = True  # whether nothing is half done, so that all of it can be saved
 
@@ -146,7 +146,9 @@ class Loop:
         fault = "" if a is None or event.kind is EventKind.FAILED else self._fault(a)
         absorbed = a if not fault and event.kind is EventKind.ARRIVAL else None
         if absorbed is not None:
+            self._ended = absorbed.job
             orders = self._undoable("step", lambda: self.algorithm.step(s, absorbed))
+            self._ended = None
         elif event.kind is EventKind.WAKE:
             orders = self._undoable("on_wake", lambda: self.algorithm.on_wake(s, event.time))
         self.consistent = False  # not before: a step that fails is undone, and then nothing has happened
@@ -233,7 +235,7 @@ class Loop:
             )
         if not isinstance(orders, list):
             raise BadInput(f"{name} returned {orders!r}; expected a list of orders.")
-        self.fleet.check(orders)
+        self.fleet.check(orders, self._ended)
         return orders
 
     def _change(self, event: Event) -> Orders:
@@ -384,6 +386,11 @@ class Loop:
         """What run k's server knows, and the audit of its sum if it has one."""
         s = self.state
         return s, s.audit(self.memories()) if isinstance(s, AggregateState) else None
+
+
+def is_own(algorithm: Algorithm[Any]) -> bool:
+    """Whether a method is a user's own, and not one of the package's."""
+    return type(algorithm).__module__.partition(".")[0] != __name__.partition(".")[0]
 
 
 def _memory(kept: Kept | None) -> Memory | None:

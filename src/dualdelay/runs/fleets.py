@@ -10,7 +10,7 @@ from ..core import Problem
 from ..core.devices import using_precision
 from ..engine.fleet import Fleet
 from ..engine.half import Half
-from ..engine.loop import Loop
+from ..engine.loop import Loop, is_own
 from ..simulation.clocks import RecordedClock
 from ..simulation.cores import GradientsOnCores, cores_worth
 from ..simulation.gradients import Batcher, Gradients, GradientsInBatches
@@ -26,6 +26,8 @@ def open_fleet(spec: RunSpec, output: Path | None = None) -> Iterator[Fleet]:
     """The workers of a run, let go at the end; what real ones print goes to a folder."""
     problem, half, downlink = spec.problem, Half(spec.algorithm, spec.server.uplink), spec.server.downlink
     fleet: Fleet
+    if is_own(spec.algorithm):
+        half.require_pure(spec.x, problem.workers)
     with using_precision(spec.compute.device or "cpu", spec.compute.precision):
         if isinstance(spec.fleet, WorkerFleet):
             spec.fleet.require_fit(problem.workers)
