@@ -102,7 +102,7 @@ def test_a_state_that_is_reset_leaves_nothing_to_the_next_job(text):
 @pytest.mark.numeric
 def test_local_steps_on_unequal_curvatures_end_where_clients_drift_to():
     """Synchronous SGD with K local steps ends at sum a_i b_i / sum a_i, a_i = 1 - (1 - lr l_i)^K: 2.680532... for
-    curvatures 1 and 3, centres 0 and 4, lr 0.1 and K = 5. Catches a mean of gradients at the server's model in place of local steps."""
+    curvatures 1 and 3, centres 0 and 4, lr 0.1 and K = 5. Catches gradients that are all taken at the server's model."""
     problem = dd.LocalSteps(dd.Quadratic([[0.0], [4.0]], [1.0, 3.0]), 5, 0.1)
     run = dd.simulate(dd.SyncSGD(0.1), problem, dd.FixedSpeeds([1.0, 1.0]), updates=200)
     assert run.x.item() == pytest.approx(2.680532285088, abs=1e-11)
