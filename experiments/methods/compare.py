@@ -2,8 +2,9 @@
 
 python experiments/methods/compare.py [--quick]
 
-computes what is missing, on two shared cores in half an hour, and writes a figure and tables; killed, it goes on
-where it was. With --quick it is a trial over a twentieth of the time, which is kept elsewhere.
+computes what is missing (also by itself: python experiments/methods/runs.py, which needs torch and numpy alone), and writes
+a figure and tables; killed, it goes on where it was. With --quick it is a trial over a twentieth of the time, which is kept
+elsewhere.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from page import fill
-from settings import ENTRIES, EVALUATIONS, FAMILIES, LABELS, SEEDS, SETTINGS, STDS
+from settings import EVALUATIONS, FAMILIES, LABELS, SEEDS, SETTINGS, STDS, WITH_LOCAL_STEPS, Setting, entries
 
 from dualdelay.analysis.figures import Curve, Panel, draw_panels
 from dualdelay.paper.tables import Choice, Outcome, by_step, choose, markdown
@@ -24,12 +25,14 @@ from runs import compute, outcomes
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent.parent / "docs"
+Panel3 = tuple[str, float, int]
+Best = dict[Panel3, dict[str, Choice]]
 HEIGHT = {"logistic": "F - F*", "digits": "F"}
 
 
-def best_of(found: Sequence[Outcome]) -> dict[tuple[str, float], dict[str, Choice]]:
+def best_of(found: Sequence[Outcome]) -> Best:
     """The chosen step of each method, by setting and method."""
-    best: dict[tuple[str, float], dict[str, Choice]] = {}
+    best: Best = {}
     for choice in choose(found):
         best.setdefault(choice.panel, {})[choice.method] = choice
     return {setting: dict(sorted(some.items(), key=lambda item: _mean(item[1]))) for setting, some in best.items()}
@@ -43,39 +46,43 @@ def _power(lr: float) -> str:
     return f"2<sup>{np.log2(lr):g}</sup>"
 
 
-def summary(best: dict[tuple[str, float], dict[str, Choice]], tried: dict[tuple[tuple[str, float], str], int]) -> str:
-    """The main table: where each method ends in each setting, its rank there, and its step."""
-    rows = [["method", *(f"{problem}, std = {std:g}" for problem, std in best), "mean rank", "steps tried"]]
+def summary(best: Best, tried: dict[tuple[Panel3, str], int]) -> str:
+    """Where each method ends in each setting, its rank there, and its step; one that is not tried there has no entry."""
+    rows = [["method", *(Setting(*panel).title for panel in best), "mean rank", "steps tried"]]
     ranks = {
         s: {e: 1 + sum(_mean(o) < _mean(c) for o in some.values()) for e, c in some.items()} for s, some in best.items()
     }
-    place = {entry: float(np.mean([ranks[s][entry] for s in best])) for entry in ENTRIES}
-    for entry in sorted(ENTRIES, key=lambda entry: place[entry]):
+    names = {entry: [s for s in best if entry in best[s]] for some in best.values() for entry in some}
+    place = {entry: float(np.mean([ranks[s][entry] for s in panels])) for entry, panels in names.items()}
+    for entry in sorted(names, key=lambda entry: place[entry]):
         cells = []
         for setting, some in best.items():
+            if entry not in some:
+                cells.append("-")
+                continue
             choice, rank = some[entry], ranks[setting][entry]
             text = f"{_mean(choice):.2g}" if _mean(choice) < 0.1 else f"{_mean(choice):.3f}"
             edge = ", edge" if choice.edge else ""
             cells.append(
                 f"{'**' if rank == 1 else ''}{text}{'**' if rank == 1 else ''} ({rank}; {_power(choice.lr)}{edge})"
             )
-        steps = [tried[setting, entry] for setting in best]
+        steps = [tried[setting, entry] for setting in names[entry]]
         rows.append([LABELS[entry], *cells, f"{place[entry]:.1f}", f"{min(steps)} to {max(steps)}"])
     return markdown(rows)
 
 
-def details(best: dict[tuple[str, float], dict[str, Choice]]) -> str:
+def details(best: Best) -> str:
     """What else is known of the runs at the chosen steps."""
     rows = [
         ["setting", "method", "step", "at the end, by seed", "F less DuDe's, by seed", "accuracy", "updates", "tau_max"]
     ]
-    for (problem, std), some in best.items():
+    for panel, some in best.items():
         mine = some["dude"].values("objective")
         for entry, choice in some.items():
             values = choice.values("objective")
             each = " ".join(f"{value:.3g}" for value in values)
             apart = " ".join(f"{value:+.2g}" for value in values - mine)
-            cells = [f"{problem}, std = {std:g}", LABELS[entry], _power(choice.lr), each, apart]
+            cells = [Setting(*panel).title, LABELS[entry], _power(choice.lr), each, apart]
             cells += [f"{np.mean(choice.values('accuracy')):.3f}", f"{np.mean([run.updates for run in choice.runs]):,.0f}"]
             rows.append([*cells, " ".join(str(run.tau_max) for run in choice.runs)])
     return markdown(rows)
@@ -86,10 +93,10 @@ def steps(found: Sequence[Outcome]) -> str:
     powers = sorted({run.lr for run in found})
     rows = [["setting", "method", *map(_power, powers)]]
     table = by_step(found)
-    for (problem, std), entry in table:
-        ends = {lr: np.mean([run.final("objective") for run in runs]) for lr, runs in table[(problem, std), entry].items()}
+    for panel, entry in table:
+        ends = {lr: np.mean([run.final("objective") for run in runs]) for lr, runs in table[panel, entry].items()}
         cells = [f"{ends[lr]:.3g}" if lr in ends else "" for lr in powers]
-        rows.append([f"{problem}, std = {std:g}", LABELS[entry], *cells])
+        rows.append([Setting(*panel).title, LABELS[entry], *cells])
     return markdown(rows)
 
 
@@ -104,16 +111,16 @@ def biased() -> str:
     return markdown(rows)
 
 
-def figure(best: dict[tuple[str, float], dict[str, Choice]], path: Path) -> None:
+def figure(best: Best, path: Path) -> None:
     """A row for each problem and a column for each family, at the most uneven speeds."""
     rows = []
     share = np.linspace(0, 1, EVALUATIONS + 1)
     for problem, height in HEIGHT.items():
-        some = best[problem, STDS[0]]
+        some = best[problem, STDS[0], 1]
         panels = []
-        for family, entries in FAMILIES.items():
+        for family, members in FAMILIES.items():
             curves = []
-            for entry in entries:
+            for entry in members:
                 runs = [run for run in some[entry].runs if run.failed is None]
                 values = np.mean([run.curves["objective"] for run in runs], axis=0)
                 curves.append(Curve(entry, LABELS[entry], share, values))
@@ -129,14 +136,23 @@ def figure(best: dict[tuple[str, float], dict[str, Choice]], path: Path) -> None
 
 def main(quick: bool) -> None:
     """Compute what is missing, then write everything."""
-    settings = [replace(setting, arrivals=200) for setting in SETTINGS] if quick else SETTINGS
+    settings = (*SETTINGS, *WITH_LOCAL_STEPS)
+    if quick:
+        settings = tuple(replace(setting, arrivals=200) for setting in settings)
     folder = Path("runs/methods-quick") if quick else HERE / "results"
     books = compute(settings, folder)
     found = [run for setting in settings for run in outcomes(setting, books[setting]) if run.seed in SEEDS]
-    best = best_of(found)
-    best = {(s.problem, s.std): best[s.problem, s.std] for s in settings}
+    found = [run for run in found if run.method in entries(run.panel[2])]
+    every = best_of(found)
     tried = {key: len(ends) for key, ends in by_step(found).items()}
-    parts = {"table": summary(best, tried), "details": details(best), "steps": steps(found)}
+    best = {setting.panel: every[setting.panel] for setting in SETTINGS}
+    local = {panel: some for panel, some in sorted(every.items()) if panel[1] == STDS[0]}
+    parts = {
+        "table": summary(best, tried),
+        "local": summary(local, tried),
+        "details": details(every),
+        "steps": steps(found),
+    }
     parts["biased"] = biased()
     for name, text in parts.items():
         write(folder / f"{name}.md", text.encode())
@@ -144,8 +160,8 @@ def main(quick: bool) -> None:
     if not quick:
         write(DOCS / "methods.png", (folder / "methods.png").read_bytes())
         (folder / "methods.png").unlink()
-        fill(**{name: parts[name] for name in ("table", "biased")})
-    print(parts["table"])
+        fill(**{name: parts[name] for name in ("table", "local", "biased")})
+    print(parts["table"], parts["local"], sep="\n")
 
 
 if __name__ == "__main__":

@@ -1,18 +1,20 @@
-"""The runs of the comparison, computed side by side in two processes and kept: one file for each setting, written whole."""
+"""The runs of the comparison, computed in a process for each core and kept: one file for each setting, written whole."""
 
 from __future__ import annotations
 
 import json
 import math
 import multiprocessing
+import os
+import sys
+import time as clock
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from settings import ENTRIES, EVALUATIONS, SEEDS, STEPS, Setting
+from settings import EVALUATIONS, FIXED, SEEDS, SETTINGS, STEPS, WITH_LOCAL_STEPS, Setting, entries
 
 import dualdelay as dd
 from dualdelay.core.environment import environment
@@ -22,8 +24,8 @@ from dualdelay.runs.spec import Options
 from dualdelay.runs.sweep import Point, run_points
 from dualdelay.storage.files import make_folder, write
 
-TOGETHER = 96  # runs that a process computes side by side, and what is lost when it is killed
-PROCESSES = 2
+TOGETHER = 48  # runs that a process computes side by side, and what is lost when it is killed
+PROCESSES = len(os.sched_getaffinity(0))
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Key:
 def load(setting: Setting, folder: Path) -> dict[str, Any]:
     """What is kept of a setting."""
     about = {"problem": setting.problem, "settings": setting.made(0).settings | {"seed": None}, "std": setting.std}
-    about |= {"evaluations": EVALUATIONS}
+    about |= {"evaluations": EVALUATIONS} | ({"k": setting.k} if setting.k > 1 else {})
     fresh: dict[str, Any] = {"about": about, "seeds": {}, "computed": [], "runs": {}}
     path = folder / f"{setting.name}.json"
     book: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else fresh
@@ -89,17 +91,9 @@ def some(job: tuple[Setting, Sequence[Key]]) -> tuple[Setting, dict[str, Any]]:
         mine = [key for key in keys if key.seed == seed]
         points = []
         for key in mine:
-            algorithm = ENTRIES[key.entry](key.lr, setting.times(seed))
-            points.append(
-                Point(
-                    {"algorithm": key.name},
-                    algorithm,
-                    setting.made(seed),
-                    dd.SimulatedFleet(setting.speeds(seed)),
-                    seed,
-                    None,
-                )
-            )
+            algorithm, problem = setting.run(key.entry, key.lr, seed)
+            fleet = dd.SimulatedFleet(setting.speeds(seed))
+            points.append(Point({"algorithm": key.name}, algorithm, problem, fleet, seed, None))
         if not points:
             continue
         time = setting.horizon(seed)
@@ -119,7 +113,7 @@ def outcomes(setting: Setting, book: dict[str, Any]) -> Iterator[Outcome]:
     """The runs of a file; their objective is what F is above the least."""
     for name, record in book["runs"].items():
         entry, lr, seed = name.rsplit(", ", 2)
-        place = ((setting.problem, setting.std), int(seed.removeprefix("seed ")), entry, 2.0 ** float(lr[5:]))
+        place = (setting.panel, int(seed.removeprefix("seed ")), entry, 2.0 ** float(lr[5:]))
         if "failed" in record:
             yield Outcome(*place, 0, 0, {}, record["failed"])
             continue
@@ -127,8 +121,10 @@ def outcomes(setting: Setting, book: dict[str, Any]) -> Iterator[Outcome]:
         yield Outcome(*place, record["updates"], record["tau_max"], curves)
 
 
-def wanted(found: Sequence[Outcome]) -> list[float]:
+def wanted(entry: str, found: Sequence[Outcome]) -> list[float]:
     """The steps to try next for one method: all of the first grid, further while the best is on an edge, then beside it."""
+    if entry in FIXED:
+        return [] if found else [FIXED[entry]]
     ends: dict[float, list[float]] = {lr: [] for lr in STEPS}
     for run in found:
         ends.setdefault(run.lr, []).append(run.final("objective"))
@@ -145,11 +141,11 @@ def missing(settings: Sequence[Setting], books: dict[Setting, dict[str, Any]]) -
     for setting in settings:
         held = list(outcomes(setting, books[setting]))
         keys = []
-        for entry in ENTRIES:
+        for entry in entries(setting.k):
             mine = [run for run in held if run.method == entry and run.seed in SEEDS]
-            keys += [Key(entry, lr, seed) for lr in wanted(mine) for seed in SEEDS]
+            keys += [Key(entry, lr, seed) for lr in wanted(entry, mine) for seed in SEEDS]
         keys = [key for key in keys if key.name not in books[setting]["runs"]]
-        keys.sort(key=lambda key: (key.seed, ENTRIES[key.entry](1.0, setting.times(0)).exact))
+        keys.sort(key=lambda key: (key.seed, setting.run(key.entry, 1.0, 0)[0].exact, setting.k > 1 and key.lr))
         for k in range(0, len(keys), TOGETHER):
             yield setting, keys[k : k + TOGETHER]
 
@@ -157,15 +153,19 @@ def missing(settings: Sequence[Setting], books: dict[Setting, dict[str, Any]]) -
 def compute(settings: Sequence[Setting], folder: Path) -> dict[Setting, dict[str, Any]]:
     """Compute and keep all that is missing, and give all that is kept; killed, it goes on where it was."""
     books = {setting: load(setting, folder) for setting in settings}
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool, Progress(*columns) as progress:
+    begin = clock.perf_counter()
+    with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:
         while jobs := list(missing(settings, books)):
-            task = progress.add_task("runs", total=sum(len(keys) for _, keys in jobs))
+            total, done = sum(len(keys) for _, keys in jobs), 0
             for setting, records in pool.imap_unordered(some, jobs):
                 book = books[setting]
                 book["runs"] |= records
                 book["computed"] += [environment()] if environment() not in book["computed"] else []
                 save(setting, book, folder)
-                progress.update(task, advance=len(records))
-                progress.console.print(f"{setting.name}: {len(book['runs']):,} runs", highlight=False)
+                done += len(records)
+                print(f"{clock.perf_counter() - begin:.0f} s: {done} of {total} runs, {setting.name}", flush=True)
     return books
+
+
+if __name__ == "__main__":
+    compute((*SETTINGS, *WITH_LOCAL_STEPS), Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "results")
