@@ -42,6 +42,10 @@ def parts() -> dict[tuple[Path, str], str]:
             ["method", "name", "what it does", "source"],
             *([kind.title, f"`{kind.name}`", sentence(kind), source(kind)] for kind in methods),
         ),
+        (DOCS / "halves.md", "remembers"): table(
+            ["method", "what a worker keeps, and what becomes of it when it is lost"],
+            *([kind.title, kind.remembers] for kind in methods if kind.remembers),
+        ),
         (DOCS / "methods.md", "needs"): table(
             ["method", "the server keeps", "must know", "work or time thrown away", "a worker that is away"], *needs
         ),

@@ -1,10 +1,9 @@
 """DuDe-ASGD: Wang, Sun, Wai and Zhang, "Dual-Delayed Asynchronous SGD for Arbitrarily Heterogeneous Data", 2024.
 
-The same update is IA2SGD (the paper's later name) and ACE (Chang et al., 2025). The letters are those of Algorithm 1."""
+The same update is IA2SGD (the paper's later name) and ACE (Chang et al., 2025). Letters are Algorithm 1's."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -28,12 +27,10 @@ class DuDeState(AggregateState):
 class DuDe(Algorithm[DuDeState]):
     """Every arrival replaces its worker's gradient in the average of all workers' latest gradients."""
 
-    name, title = "dude", "DuDe"
-    colour, line, marker = "#0072B2", "-", "o"
+    name, title, colour, line, marker = "dude", "DuDe", "#0072B2", "-", "o"
     keeps, wastes = "a gradient of each worker (or each worker its own)", "with c > 1 the time of workers that wait"
-    away = "its gradient leaves the average until it reports again"
-    remembers = "its last gradient with memory at the workers; a lost one is the sum without the others'"
-    asks_others, ahead = True, True
+    away, ahead, asks_others = "its gradient leaves the average until it reports again", True, True
+    remembers = "with memory='workers' its last gradient; a lost one is the sum without those of the others"
 
     wait_for: int = whole(1)
     """Workers per update (the paper's c): 1 is fully asynchronous, n is synchronous SGD."""
@@ -71,15 +68,11 @@ class DuDe(Algorithm[DuDeState]):
 
     def work(self, memory: Memory | None, model: Tensor, job: RunningJob) -> tuple[Message, Memory | None]:
         gradient = job.gradient(model)
-        return (gradient, None) if self.memory == "server" else difference(gradient, memory, self.compress)
-
-    def recover(self, s: DuDeState, worker: int, others: Mapping[int, Memory]) -> Memory:
-        return {"gradient": s.remainder(others)}
+        return difference(gradient, memory, self.compress) if self.memory == "workers" else (gradient, None)
 
     def leave(self, s: DuDeState, worker: int, held: Memory | None = None) -> Orders:
         s.leave(worker, held)  # the sum loses its gradient
-        s.missing.discard(worker)
-        s.waiting = [other for other in s.waiting if other != worker]
+        s.missing, s.waiting = s.missing - {worker}, [other for other in s.waiting if other != worker]
         return self._update(s) if s.waiting else []
 
     def join(self, s: DuDeState, worker: int) -> Orders:

@@ -108,6 +108,10 @@ class AggregateState(State):
         elif held is not None:
             self.total -= kept_gradient(held)
 
+    def recover(self, worker: int, others: Mapping[int, Memory]) -> Memory | None:
+        """Without a table: what the sum holds beyond the gradients of the others."""
+        return {"gradient": self.remainder(others)} if self.table is None else None
+
     def remainder(self, held: Mapping[int, Memory]) -> Tensor:
         """What the sum holds beyond these workers' gradients: the gradient of the one worker that lost its own."""
         rest = self.total.clone()

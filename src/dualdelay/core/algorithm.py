@@ -144,8 +144,8 @@ class Algorithm(ABC, Generic[S]):
         return {"gradient": tuple(x.shape)}
 
     def recover(self, s: S, worker: int, others: Mapping[int, Memory]) -> Memory | None:
-        """What a worker that has lost what it kept goes on with: by default nothing, as at first."""
-        return None
+        """What a worker that has lost what it kept goes on with: what the state knows of it, by default nothing."""
+        return s.recover(worker, others)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from .work import Memory
+
 BLOCK = 65_536  # elements per pass, so that what one operation writes is still in the cache for the next
 
 
@@ -69,6 +71,10 @@ class State:
     def join(self, worker: int) -> None:
         """A worker is present from now on."""
         self.absent.discard(worker)
+
+    def recover(self, worker: int, others: Mapping[int, Memory]) -> Memory | None:
+        """What a worker kept, from what is here and what the others keep; None if that cannot be known."""
+        return None
 
     @property
     def x(self) -> Tensor:
