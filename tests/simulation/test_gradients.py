@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
 from dualdelay.core import OneAtATime
+from dualdelay.engine.half import Half
 from dualdelay.engine.loop import Loop
 from dualdelay.simulation.clocks import VirtualClock
 from dualdelay.simulation.gradients import Batcher, GradientsInBatches
@@ -110,8 +111,9 @@ def test_workers_of_equal_speed_need_one_call_a_round_or_as_many_as_it_takes(mos
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_call_has_every_job_in_flight_whose_gradient_is_not_known_and_is_made_when_one_is_due(name: str) -> None:
     problem, speeds = Recorded(5), dd.speeds.ExponentialSpeeds([1.0, 1.0, 2.0, 3.0, 9.0], seed=3)
-    gradients = GradientsInBatches(Batcher(problem.batched([problem])), [0])
-    fleet = LocalFleet(problem, VirtualClock(speeds), ALGORITHMS[name].message, gradients=gradients)
+    half = Half(ALGORITHMS[name])
+    gradients = GradientsInBatches(Batcher(problem.batched([problem])), [0], None if half.computes_ahead(problem) else half)
+    fleet = LocalFleet(problem, VirtualClock(speeds), half, gradients=gradients)
     loop = Loop(ALGORITHMS[name], problem, fleet, problem.start(0))
     known: set[tuple[int, int]] = set()
 

@@ -30,14 +30,16 @@ class Model(NamedTuple):
     x: Any
     serial: int = 0  # names it among those of one version that were made for one worker alone; 0: for all
     packed: Any = None  # how it differs from what that worker was sent before, if it travels so
+    size: int = 0  # bytes that travel, if the fleet counts them
 
 
 class Assignment(NamedTuple):
-    """A job as it was given to a worker: at which model, of how many gradients, and whether it ends when it is polled."""
+    """A job as it was given to a worker."""
 
     model: Model
-    steps: int = 1
-    hold: bool = False
+    steps: int = 1  # gradients that it takes
+    hold: bool = False  # whether it ends when it is polled alone
+    sent: bool = False  # whether the model goes with it; otherwise it is there already
 
 
 class Fleet(ABC):
@@ -61,28 +63,33 @@ class Fleet(ABC):
         """Seconds by which the server's own work is timed."""
         return time.perf_counter()
 
-    def check(self, orders: Iterable[Order], ended: Job | None = None) -> None:
+    def check(self, orders: Sequence[Order], ended: Job | None = None) -> None:
         """Refuse orders that cannot be carried out, once the job that has ``ended`` is accepted."""
-        sent: set[int] = set()
-        busy: dict[int, bool] = {}  # after the orders so far: whether a worker has something to do, as far as they say
-        for order in orders:
+        workers = len(self._draws)
+        for place, order in enumerate(orders):
+            if type(order) is Send and type(order.worker) is int and 0 <= order.worker < workers and order.steps is None:
+                continue  # nearly always
             if isinstance(order, Wake):
                 if not isinstance(order.time, (int, float)) or not order.time < math.inf:
                     raise BadInput(f"wake({order.time!r}) was ordered; expected a time, a finite number.")
                 continue
             if not isinstance(order, (Send, Again, Poll, Cancel)):
                 raise BadInput(f"{order!r} is no order; expected dd.send, dd.again, dd.poll, dd.cancel or dd.wake.")
-            worker, verb = order.worker, type(order).__name__.lower()
-            if not isinstance(worker, int) or not 0 <= worker < len(self._draws):
-                raise BadInput(f"{verb}({worker!r}) was ordered; expected a worker, one of 0..{len(self._draws) - 1}.")
+            worker = order.worker
+            if not isinstance(worker, int) or not 0 <= worker < workers:
+                verb = type(order).__name__.lower()
+                raise BadInput(f"{verb}({worker!r}) was ordered; expected a worker, one of 0..{workers - 1}.")
             if isinstance(order, Send):
-                self._check_steps(order)
-                sent.add(worker)
-            elif isinstance(order, Again) and worker not in self._models and worker not in sent:
+                if order.steps is not None:
+                    self._check_steps(order)
+            elif isinstance(order, Again) and worker not in self._models and Send not in _kinds(orders[:place], worker):
                 raise BadInput(f"again({worker}) was ordered, but worker {worker} was never sent a model; send first.")
-            elif isinstance(order, Poll) and not busy.get(worker, self._has_job(worker, ended)):
-                raise BadInput(f"poll({worker}) was ordered, but worker {worker} has nothing to do; send it a job first.")
-            busy[worker] = not isinstance(order, (Poll, Cancel))
+            elif isinstance(order, Poll):
+                earlier = _kinds(orders[:place], worker)
+                if earlier[-1] in (Poll, Cancel) if earlier else not self._has_job(worker, ended):
+                    raise BadInput(
+                        f"poll({worker}) was ordered, but worker {worker} has nothing to do; send it a job first."
+                    )
 
     def _has_job(self, worker: int, ended: Job | None) -> bool:
         return any((worker, draw) != (ended and ended[:2]) for draw in self._jobs.get(worker, ()))
@@ -105,8 +112,8 @@ class Fleet(ABC):
                 else:
                     model = self._own_model(order.worker, version, x if own is None else own(order.worker))
                 self._models[order.worker] = model
-                assignment = Assignment(model, order.steps or self._most_steps, order.hold)
-                self._begin(order.worker, self._next_draw(order.worker, assignment), assignment, sent=True)
+                assignment = Assignment(model, order.steps or self._most_steps, order.hold, True)
+                self._begin(order.worker, self._next_draw(order.worker, assignment), assignment)
             elif isinstance(order, Again):
                 assignment = Assignment(self._models[order.worker], self._most_steps)
                 self._begin(order.worker, self._next_draw(order.worker, assignment), assignment)
@@ -143,9 +150,8 @@ class Fleet(ABC):
 
         One that was polled, after so many ``steps``, is not polled again: it takes as many, or one.
         """
-        assignment = self._jobs[job.worker].pop(job.draw)
-        if assignment.hold:
-            assignment = Assignment(assignment.model, max(1, steps))
+        model, asked, hold, _ = self._jobs[job.worker].pop(job.draw)
+        assignment = Assignment(model, max(1, steps) if hold else asked)
         self._begin(job.worker, self._next_draw(job.worker, assignment), assignment, first=True)
 
     @abstractmethod
@@ -180,25 +186,25 @@ class Fleet(ABC):
     def save(self) -> dict[str, Any]:
         """Everything needed to continue later, as plain values and tensors."""
         in_flight = [(worker, draw, one) for worker, jobs in self._jobs.items() for draw, one in jobs.items()]
-        models = {m[::2]: m for m in (*self._models.values(), *(one.model for _, _, one in in_flight))}
+        models = {_key(m): m for m in (*self._models.values(), *(one.model for _, _, one in in_flight))}
         places = {key: place for place, key in enumerate(models)}
         return {
             "draws": self._draws,
             "serial": self._serial,
-            "weights": [(m.version, m.serial, self._weights(m)) for m in models.values()],
-            "models": [[worker, places[model[::2]]] for worker, model in self._models.items()],
-            "jobs": [[worker, draw, places[o.model[::2]], o.steps, o.hold] for worker, draw, o in in_flight],
+            "weights": [(m.version, m.serial, m.size, self._weights(m)) for m in models.values()],
+            "models": [[worker, places[_key(model)]] for worker, model in self._models.items()],
+            "jobs": [[worker, draw, places[_key(one.model)], *one[1:]] for worker, draw, one in in_flight],
             "held": list(self.held().items()),
         }
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Continue from what was saved."""
-        models = [self._lend(version, x, serial) for version, serial, x in saved["weights"]]
+        models = [self._lend(version, x, serial)._replace(size=size) for version, serial, size, x in saved["weights"]]
         self._draws, self._serial = saved["draws"], saved["serial"]
         self._models = {worker: models[place] for worker, place in saved["models"]}
         self._jobs = {}
-        for worker, draw, place, steps, hold in saved["jobs"]:
-            self._jobs.setdefault(worker, {})[draw] = Assignment(models[place], steps, hold)
+        for worker, draw, place, *rest in saved["jobs"]:
+            self._jobs.setdefault(worker, {})[draw] = Assignment(models[place], *rest)
         for worker, held in saved["held"]:
             self.restore(worker, held)
 
@@ -277,8 +283,8 @@ class Fleet(ABC):
     def _weights(self, model: Model) -> Sent: ...
 
     @abstractmethod
-    def _begin(self, worker: int, draw: int, assignment: Assignment, *, sent: bool = False, first: bool = False) -> None:
-        """A worker was given a job, with its model (``sent``), or before those that wait there (``first``)."""
+    def _begin(self, worker: int, draw: int, assignment: Assignment, *, first: bool = False) -> None:
+        """A worker was given a job, after those that wait there or before them (``first``)."""
 
     @abstractmethod
     def _wake(self, time: float) -> None: ...
@@ -286,3 +292,12 @@ class Fleet(ABC):
 
 def _tensors(x: Sent) -> Mapping[str, Tensor]:
     return x if isinstance(x, Mapping) else {"": x}
+
+
+def _key(model: Model) -> tuple[int, int]:
+    return model.version, model.serial
+
+
+def _kinds(orders: Iterable[Order], worker: int) -> list[type]:
+    """What was ordered of a worker, in order."""
+    return [type(order) for order in orders if not isinstance(order, Wake) and order.worker == worker]

@@ -93,7 +93,20 @@ class Half:
         """With an ``uplink``, messages are made small, and what one leaves out is added to the next."""
         self.algorithm, self.uplink = algorithm, uplink
         self.name, self.span = type(algorithm).__name__, algorithm.most_steps
-        self.is_default = type(algorithm).work is Algorithm.work and uplink is None
+        self._own = is_own(algorithm)
+        self.is_default = uplink is None and self._sends_gradients()
+
+    def _sends_gradients(self) -> bool:
+        """Whether a job is nothing but a gradient at the model: by default, and for some settings of some methods."""
+        if type(self.algorithm).work is Algorithm.work:
+            return True
+        if self._own or not self.algorithm.ahead:
+            return False
+        gradient = torch.zeros(1)
+        message, memory = self.algorithm.work(
+            None, torch.ones(1), RunningJob(Job(0, 0, 0), 1, lambda y, step: (gradient, 0.0))
+        )
+        return message is gradient and memory is None
 
     def computes_ahead(self, problem: Problem) -> bool:
         """Whether a job's gradient may be taken before it is known what its worker keeps."""
@@ -184,7 +197,9 @@ class Half:
     def _work(
         self, memory: Mapping[str, Any] | None, model: Sent, at_work: RunningJob, worker: int
     ) -> tuple[Message, dict[str, Any] | None]:
-        """The method's part, which must write into nothing that it was given."""
+        """The method's part; one that is a user's own is looked at, for it must write into nothing that it was given."""
+        if not self._own:
+            return self.algorithm.work(memory, model, at_work)  # type: ignore[return-value]
         given = {**_named(model, "the model"), **{f"what it kept as {name!r}": v for name, v in (memory or {}).items()}}
         marks = {name: value._version for name, value in given.items() if isinstance(value, Tensor)}
         result = self.algorithm.work(memory, model, at_work)
@@ -277,6 +292,11 @@ def _equal(a: Any, b: Any) -> bool:
 
 def _flat(value: Any, rows: int) -> Any:
     return value.reshape(rows, -1) if isinstance(value, Tensor) else value
+
+
+def is_own(algorithm: Algorithm[Any]) -> bool:
+    """Whether a method is a user's own, and not one of the package's."""
+    return type(algorithm).__module__.partition(".")[0] != __name__.partition(".")[0]
 
 
 def _named(value: Any, single: str) -> dict[str, Any]:

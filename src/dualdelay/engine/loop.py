@@ -19,13 +19,14 @@ from ..core.work import checked_memory, expected_parts
 from .evaluation import Evaluations, Metric, Row, Schedule
 from .events import Event, EventKind
 from .fleet import Fleet
-from .half import METHOD, Kept
+from .half import METHOD, Kept, is_own
 from .trace import Column, Recorder, Trace
 
 log = logging.getLogger("dualdelay")
 
 OnNonfinite = Literal["retry", "leave", "stop"]
 
+_NOT_FINITE = "values that are not finite"
 _IN_A_ROW = 10  # rejected values from one worker before the run gives up, or the worker has to leave
 _IN_VAIN = 100  # arrivals and wakes for each worker without an update, after which a run asks whether there will be one
 
@@ -55,6 +56,7 @@ class Loop:
         if isinstance(self.state, AggregateState):
             self.state.table_format = table_format
         self._shapes = algorithm.shapes(x)
+        self._one_shape = list(self._shapes.values()) == [tuple(x.shape)]
         self._names_models = type(algorithm).model is not Algorithm.model
         self.recorder = Recorder()
         self.now = 0.0  # the time of what happened last
@@ -184,7 +186,10 @@ class Loop:
 
     def _fault(self, a: Arrival) -> str:
         """What is wrong with a message, in words; empty if nothing is."""
-        dtype, shapes = self.state.weights.dtype, self._shapes
+        weights, value, shapes = self.state.weights, a.value, self._shapes
+        dtype = weights.dtype
+        if self._one_shape and not a.parts and value.shape == weights.shape and value.dtype == dtype:  # nearly always
+            return "" if self.fleet.finite(a) else _NOT_FINITE
         parts: Mapping[str, Tensor] = a.parts
         if not parts:
             if len(shapes) > 1:
@@ -198,7 +203,7 @@ class Loop:
                 return f"shape {tuple(part.shape)}{of}, expected {shapes[name]}"
             if part.dtype != dtype:
                 return f"numbers of type {part.dtype}{of}, expected {dtype}"
-        return "" if self.fleet.finite(a) else "values that are not finite"
+        return "" if self.fleet.finite(a) else _NOT_FINITE
 
     def _carry_out(self, orders: Orders) -> None:
         s = self.state
@@ -386,11 +391,6 @@ class Loop:
         """What run k's server knows, and the audit of its sum if it has one."""
         s = self.state
         return s, s.audit(self.memories()) if isinstance(s, AggregateState) else None
-
-
-def is_own(algorithm: Algorithm[Any]) -> bool:
-    """Whether a method is a user's own, and not one of the package's."""
-    return type(algorithm).__module__.partition(".")[0] != __name__.partition(".")[0]
 
 
 def _memory(kept: Kept | None) -> Memory | None:

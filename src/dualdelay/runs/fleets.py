@@ -9,8 +9,8 @@ from pathlib import Path
 from ..core import Problem
 from ..core.devices import using_precision
 from ..engine.fleet import Fleet
-from ..engine.half import Half
-from ..engine.loop import Loop, is_own
+from ..engine.half import Half, is_own
+from ..engine.loop import Loop
 from ..simulation.clocks import RecordedClock
 from ..simulation.cores import GradientsOnCores, cores_worth
 from ..simulation.gradients import Batcher, Gradients, GradientsInBatches

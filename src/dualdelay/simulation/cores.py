@@ -36,6 +36,8 @@ class GradientsOnCores(Gradients):
     The calling thread is one of them: while the job that is due is being computed elsewhere, it takes another one.
     """
 
+    begins_early = True
+
     def __init__(self, problem: Problem, cores: int, threads: int, half: Half | None = None) -> None:
         super().__init__(problem, half)
         self._threads = threads

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -49,14 +49,16 @@ class Gradients:
     With a ``half`` jobs are computed whole; without one, each is the gradient at its model.
     """
 
+    begins_early = False  # whether a job may be computed before it is due
+
     def __init__(self, problem: Problem, half: Half | None = None) -> None:
         self._problem, self._half = problem, half
 
     def compute(self, problem: Problem, task: Task) -> Computed:
         """Do a job."""
+        (worker, draw, _), model = task.job, cast("Tensor", task.model)
         if self._half is None:
-            model: Any = task.model
-            return Computed(*problem.gradient(model, task.job.worker, task.job.draw))
+            return Computed(*problem.gradient(model, worker, draw))
         done = self._half.run(problem, task.job, task.steps, task.model, task.kept)
         return Computed(done.message, done.loss, None, done.keep)
 
@@ -92,6 +94,8 @@ class GradientsInBatches(Gradients):
 
     No scheme needs fewer calls. ``problems`` are the numbers of this fleet's problems: one, or one for each replica.
     """
+
+    begins_early = True
 
     def __init__(self, batcher: Batcher, problems: Sequence[int], half: Half | None = None) -> None:
         self.problems, self.half, self._batcher = problems, half, batcher

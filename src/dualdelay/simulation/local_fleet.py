@@ -12,6 +12,7 @@ from torch import Tensor
 from ..core import Arrival, Job, Problem
 from ..core.compression import Compress, size_of
 from ..core.devices import use_threads
+from ..core.jobs import NO_PARTS
 from ..core.work import Sent
 from ..engine.events import Event, EventKind
 from ..engine.fleet import NOTHING, Assignment, Fleet, Model
@@ -43,7 +44,7 @@ class LocalFleet(Fleet):
         self._half = half
         self._held: dict[int, Kept] = {}
         self._keep: Kept | None = None  # what the last sender will keep if it is accepted
-        self._down: dict[tuple[int, int], int] = {}  # bytes that workers were sent for jobs in flight
+        self._model_size = 0  # bytes of a model that travels whole
         self._answer_size = 0  # bytes of an answer, needed when a job is sent: found by trying, they depend on its length
 
     def begin(self) -> None:
@@ -100,10 +101,13 @@ class LocalFleet(Fleet):
             done = self._half.run(self._problem, job, event.steps, task.model, kept, known)
         else:
             done = Answer(computed.value, computed.keep, computed.loss, event.steps)
-        self._keep = done.keep
-        (value, parts), message = parts_of(done.message), done.message
-        size = message.nbytes if isinstance(message, Tensor) and value.ndim == 1 else size_of(message)
-        down = self._down.get((event.worker, event.draw), 0)
+        self._keep, message, parts = done.keep, done.message, NO_PARTS
+        if isinstance(message, Tensor):
+            value, size = message, message.nbytes if message.ndim == 1 else size_of(message)
+        else:
+            (value, parts), size = parts_of(message), size_of(message)
+        model, _, _, sent = self._jobs[event.worker][event.draw]
+        down = model.size if sent else 0
         return Arrival(job, value, event.time, event.seconds, done.loss, size, done.steps, down, parts)
 
     def finite(self, a: Arrival) -> bool:
@@ -118,7 +122,6 @@ class LocalFleet(Fleet):
 
     def accept(self, a: Arrival) -> None:
         del self._jobs[a.worker][a.job.draw]
-        self._down.pop((a.worker, a.job.draw), None)
         self._gradients.ended(a.worker, [a.job.draw])
         if self._keep is not None:
             self._held[a.worker] = self._keep
@@ -145,32 +148,33 @@ class LocalFleet(Fleet):
             self._gradients.ended(worker, self._jobs.get(worker, ()))
 
     def _lend(self, version: int, x: Sent, serial: int = 0, packed: Any = None) -> Model:
-        return Model(version, x, serial, packed)
+        if serial:
+            return Model(version, x, serial, packed, size_of(x if packed is None else packed))
+        self._model_size = self._model_size or size_of(x)
+        return Model(version, x, 0, None, self._model_size)
 
     def _weights(self, model: Model) -> Sent:
         x: Sent = model.x
         return x
 
-    def _begin(self, worker: int, draw: int, assignment: Assignment, *, sent: bool = False, first: bool = False) -> None:
-        model = assignment.model
+    def _begin(self, worker: int, draw: int, assignment: Assignment, *, first: bool = False) -> None:
+        model, steps, hold, sent = assignment
         if self._answer_size == 0:
             self._answer_size = size_of(self._half.size_trial(model.x))
-        work = Work(worker, draw, self._problem.batches(worker), self._answer_size, assignment.steps, assignment.hold)
+        work = Work(worker, draw, self._problem.batches(worker), self._answer_size, steps, hold)
         if first:
             self.clock.retry(work)
-        else:  # for one more draw the model is there already
-            down = size_of(model.x if model.packed is None else model.packed) if sent else 0
-            if down:
-                self._down[worker, draw] = down
-            self.clock.begin(work, down)
-        if self._ahead:
+        else:
+            self.clock.begin(work, model.size if sent else 0)
+        if not self._ahead:
+            if len(self._jobs[worker]) == 1:
+                self._begin_next(worker)
+        elif self._gradients.begins_early:
             self._gradients.begin(Task(Job(worker, draw, model.version), model.x))
-        elif len(self._jobs[worker]) == 1:
-            self._begin_next(worker)
 
     def _begin_next(self, worker: int) -> None:
         """Have the worker's only or oldest job computed, now that it is known what the worker keeps."""
-        for draw, (model, steps, hold) in self._jobs.get(worker, {}).items():
+        for draw, (model, steps, hold, _) in self._jobs.get(worker, {}).items():
             if not hold:
                 self._gradients.begin(Task(Job(worker, draw, model.version), model.x, steps, self._held.get(worker)))
             break
@@ -184,7 +188,6 @@ class LocalFleet(Fleet):
 
     def cancel(self, worker: int) -> None:
         self._gradients.ended(worker, self._jobs.get(worker, ()))
-        self._down = {job: size for job, size in self._down.items() if job[0] != worker} if self._down else {}
         super().cancel(worker)
         self.clock.cancel(worker, self._draws[worker])
 
@@ -193,13 +196,11 @@ class LocalFleet(Fleet):
 
     def save(self) -> dict[str, Any]:
         assert isinstance(self.clock, VirtualClock), "a replay is not saved: it can be made again"
-        down = [[*job, size] for job, size in self._down.items()]
-        return {"clock": self.clock.save(), "gradients": self._gradients.save(), "down": down, **super().save()}
+        return {"clock": self.clock.save(), "gradients": self._gradients.save(), **super().save()}
 
     def load(self, saved: Mapping[str, Any]) -> None:
         self._held.clear()
         super().load(saved)
-        self._down = {(worker, draw): size for worker, draw, size in saved.get("down", [])}
         in_flight = [(worker, draw, one) for worker, jobs in self._jobs.items() for draw, one in jobs.items()]
         self.clock.load(saved.get("clock", {}), [(worker, draw) for worker, draw, _ in in_flight])
         self._gradients.load(saved.get("gradients", []), self._tasks())
@@ -208,7 +209,7 @@ class LocalFleet(Fleet):
         """The jobs in flight whose computation can begin: all, or each worker's oldest one."""
         tasks = []
         for worker, jobs in self._jobs.items():
-            for draw, (model, steps, hold) in list(jobs.items())[: None if self._ahead else 1]:
+            for draw, (model, steps, hold, _) in list(jobs.items())[: None if self._ahead else 1]:
                 kept = None if self._ahead else self._held.get(worker)
                 if not hold:
                     tasks.append(Task(Job(worker, draw, model.version), model.x, steps, kept))

@@ -265,7 +265,7 @@ class Coordinator(Fleet):
     def _weights(self, model: Model) -> Sent:
         return self._transport.get(model.x)
 
-    def _begin(self, worker: int, draw: int, assignment: Assignment, *, sent: bool = False, first: bool = False) -> None:
+    def _begin(self, worker: int, draw: int, assignment: Assignment, *, first: bool = False) -> None:
         queue = self.records[worker].queue
         queue.insert(0 if first else len(queue), draw)
         self._dispatch(self.records[worker])
@@ -317,7 +317,7 @@ class Coordinator(Fleet):
 
     def _send_job(self, record: WorkerRecord, draw: int) -> None:
         """Send a request; until a new process has answered once, what it is to keep goes with it."""
-        model, steps, hold = self._jobs[record.number][draw]
+        model, steps, hold, _ = self._jobs[record.number][draw]
         name = (record.number, record.incarnation, record.sequence, draw, model.version)
         record.request = JobRequest(*name, record.accepted, self._mean_samples, steps, hold)
         record.sent = self.listening_time
