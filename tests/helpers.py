@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import dualdelay as dd
-from dualdelay.core import Order
+from dualdelay.core import Order, Send
 from dualdelay.engine.half import Half
 from dualdelay.engine.loop import Loop
 from dualdelay.simulation.clocks import VirtualClock
@@ -88,13 +88,22 @@ def archive(algorithm: dd.Algorithm[Any], problem: dd.Problem, speeds: Any, **op
     return run, models
 
 
-def stepping(algorithm: dd.Algorithm[Any], problem: dd.Problem, speeds: dd.SpeedModel, events: int) -> Iterator[Loop]:
+def stepping(
+    algorithm: dd.Algorithm[Any], problem: dd.Problem, speeds: dd.SpeedModel, events: int, seed: int = 0
+) -> Iterator[Loop]:
     """A run seen from inside after each of its first events, to look at the jobs in flight."""
-    loop = Loop(algorithm, problem, LocalFleet(problem, VirtualClock(speeds), Half(algorithm)), problem.start(0))
+    fleet = LocalFleet(problem, VirtualClock(speeds), Half(algorithm))
+    loop = Loop(algorithm, problem, fleet, problem.start(0), seed=seed)
     loop.begin()
     for _ in range(events):
         loop.advance()
         yield loop
+
+
+def polls(method: dd.Algorithm[Any], n: int = 4) -> bool:
+    """Whether a method's jobs end when their workers are polled, and not by themselves."""
+    orders = method.first(method.init(torch.zeros(1), n, dd.Draws(0, "server")))
+    return any(isinstance(order, Send) and order.hold for order in orders)
 
 
 def overriding(method: dd.Algorithm[Any], **functions: Any) -> Any:

@@ -109,10 +109,11 @@ def dude(w: World, updates: int, lr: float, wait_for: int = 1, start: str = "wai
             waiting = []
 
 
-def sync(w: World, updates: int, lr: float) -> None:
+def sync(w: World, updates: int, lr: float, wait_for: int | None = None) -> None:
     while w.version < updates:
         w.send(*range(w.n))
-        w.move(lr * mean([w.next()[2] for _ in range(w.n)]))
+        w.move(lr * mean([w.next()[2] for _ in range(wait_for or w.n)]))
+        w.drop(*range(w.n))  # K-sync: those that are late
 
 
 def vanilla(w: World, updates: int, lr: float) -> None:

@@ -45,6 +45,20 @@ ALGORITHMS: dict[str, dd.Algorithm[Any]] = {
     "sag": dd.algorithms.SAG(LR),
     "saga": dd.algorithms.SAGA(LR),
     "fadas": dd.algorithms.FADAS(LR, buffer=2),
+    "quafl": dd.algorithms.QuAFL(LR, steps=3, sampled=2, period=2.0),
+    "favano": dd.algorithms.FAVANO(2 * LR, steps=3, sampled=2, period=2.0),
+    "favano expected": dd.algorithms.FAVANO(2 * LR, steps=3, sampled=2, period=2.0, divide_by="expected"),
+    "scaffold": dd.algorithms.SCAFFOLD(LR, steps=2),
+    "scaffold sampled": dd.algorithms.SCAFFOLD(LR, steps=2, sampled=2),
+    "mimic": dd.algorithms.MimiC(LR, steps=2),
+    "mimic sampled": dd.algorithms.MimiC(LR, steps=2, sampled=2),
+    "defedavg": dd.algorithms.DeFedAvg(LR, steps=2, sampled=2),
+    "asofed": dd.algorithms.ASOFed(4 * LR, steps=2),
+    "asofed sent": dd.algorithms.ASOFed(4 * LR, steps=2, compare_with="sent"),
+    "adsaga": dd.algorithms.ADSAGA(LR),
+    "adpsgd": dd.algorithms.ADPSGD(4 * LR),
+    "adpsgd ring": dd.algorithms.ADPSGD(4 * LR, graph="ring"),
+    "sync two": dd.SyncSGD(LR, wait_for=2),
 }
 DUDES = tuple(row for row, method in ALGORITHMS.items() if type(method) is dd.DuDe)
 

@@ -6,6 +6,7 @@ remember: the mean g = (1/n) sum_i G_i, kept as a sum.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
 import pytest
@@ -14,8 +15,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dualdelay as dd
+from dualdelay.core import RunningJob
+from dualdelay.engine.half import parts_of
 from dualdelay.problems import exact
-from helpers import AGGREGATING, apart, archive, audit, drift, few, heterogeneous, operations, rounding, same, times
+from helpers import (
+    AGGREGATING,
+    apart,
+    archive,
+    audit,
+    drift,
+    few,
+    heterogeneous,
+    operations,
+    overriding,
+    rounding,
+    same,
+    times,
+)
 from tables import ALGORITHMS, CASES
 
 pytestmark = pytest.mark.numeric
@@ -45,20 +61,40 @@ def watched(row, case, watch):
 @crossed
 @pytest.mark.parametrize("row", ALGORITHMS)
 def test_a_job_names_its_gradient(row, case):
-    """A job's name determines its gradient: what arrives is the loss and, if it is sent whole, the gradient on minibatch
-    (worker, draw) at the weights of the job's version, bit for bit, and the weights of a version never change.
+    """A job's name determines what it comes to: what arrives is the loss and the message of the worker's half, computed
+    anew from what the worker kept, on the minibatches that (worker, draw) names, at what was sent with the job's version,
+    bit for bit; for most methods that is one gradient at the weights of that version. The weights of a version never
+    change.
 
-    Catches workers that hold a reference to the server's live weights, and minibatches that depend on the order of jobs.
+    Catches workers that hold a reference to the server's live weights, minibatches that depend on the order of jobs, and
+    a worker that goes on with another memory than its last accepted one.
     """
     # were a model shared with the server instead of lent for good, its gradient would be that of a newer version
     method, (problem, speeds) = ALGORITHMS[row], CASES[case]
-    _, models = archive(method, problem, speeds, updates=25)
-    problem, lent = exact(problem) if method.exact else problem, {}
-    sends_gradients = method.message(models[0], None)[1] is None
+    sent, kept, lent = {}, {}, {}
+
+    def model(self, s, worker):
+        given = type(method).model(self, s, worker)
+        copy = {name: part.clone() for name, part in given.items()} if isinstance(given, dict) else given.clone()
+        sent[worker, s.version] = copy
+        return given
+
+    own = type(method).model is not dd.Algorithm.model
+    _, models = archive(overriding(method, model=model) if own else method, problem, speeds, updates=25)
+    problem = exact(problem) if method.exact else problem
 
     def check(s, a):
-        gradient, loss = problem.gradient(models[a.version], a.worker, a.job.draw)
-        assert a.loss == loss and (not sends_gradients or torch.equal(a.value, gradient))
+        def gradient(y, k):
+            return problem.gradient(y, a.worker, a.job.draw * method.most_steps + k)
+
+        job = RunningJob(a.job, a.steps, gradient)
+        message, kept[a.worker] = method.work(
+            kept.get(a.worker), sent[a.worker, a.version] if own else models[a.version], job
+        )
+        value, parts = parts_of(message)
+        assert torch.equal(a.value, value) and a.parts.keys() == parts.keys()
+        assert all(torch.equal(a.parts[name], part) for name, part in parts.items())
+        assert a.loss == job.loss if a.steps else math.isnan(a.loss)
         lent[s.version] = s.x
 
     watched(row, case, check)
@@ -225,10 +261,16 @@ def test_a_worker_keeps_what_it_sent():
     method = dd.DuDe(0.1, memory="workers")
     gradient, held = torch.tensor([0.1, 1e8]), torch.tensor([1 / 3, 1.0], dtype=torch.float64)
     before = gradient.clone(), held.clone()
-    value, kept = method.message(gradient, held)
+
+    def sent(memory):
+        job = RunningJob(dd.Job(0, 0, 0), 1, lambda y, k: (gradient, 0.0))
+        value, kept = method.work(memory, torch.zeros(2), job)
+        return value, kept["gradient"]
+
+    value, kept = sent({"gradient": held})
     # float32 cannot hold the difference; the old plus what was sent is kept, so that the next message mends it
     assert value.dtype == torch.float32 and torch.equal(kept, held + value.double()) and same((gradient, held), before)
-    assert same(method.message(gradient, None), (gradient, gradient.double()))
+    assert same(sent(None), (gradient, gradient.double()))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import dualdelay as dd
-from helpers import NO_TIES, apart, archive, audit, drift, heterogeneous, overriding, rounding, same
+from helpers import NO_TIES, apart, archive, audit, drift, heterogeneous, overriding, polls, rounding, same
 from tables import ALGORITHMS, LR
 
 SPOILED = {
@@ -37,15 +37,19 @@ class Faulty(dd.Quadratic):
 
 
 class Renumbered(Faulty):
-    """The same workers without faults, whose worker 1 takes draw k as draw ``retry``, the number of its second attempt."""
+    """The same workers without faults, whose worker 1 takes job k as job ``retry``, the number of its second attempt.
 
-    def __init__(self, k, retry):
+    A job has ``span`` gradients.
+    """
+
+    def __init__(self, k, retry, span):
         super().__init__(lambda worker, draw: False)
-        self._k, self._retry = k, retry
+        self._k, self._retry, self._span = k, retry, span
 
     def gradient(self, x, worker, draw):
         if worker == 1:  # jobs that were given out after the second attempt have a number more
-            draw = self._retry if draw == self._k else draw + (draw >= self._retry)
+            job, step = divmod(draw, self._span)
+            draw = (self._retry if job == self._k else job + (job >= self._retry)) * self._span + step
         return super().gradient(x, worker, draw)
 
 
@@ -55,8 +59,11 @@ FAULTS += [
 ]
 
 
-# exact gradients have no minibatch that could be spoiled
-@pytest.mark.parametrize(("row", "fault", "place"), [case for case in FAULTS if not ALGORITHMS[case[0]].exact])
+# exact gradients have no minibatch that could be spoiled, and a job that was polled is not polled again
+@pytest.mark.parametrize(
+    ("row", "fault", "place"),
+    [case for case in FAULTS if not ALGORITHMS[case[0]].exact and not polls(ALGORITHMS[case[0]])],
+)
 def test_a_faulty_gradient_only_makes_its_worker_late(row, fault, place):
     """A gradient that is not finite or has a wrong shape only makes its worker late: the run is bit for bit one without
     the fault in which that job, on the minibatch of the second attempt, took twice its time.
@@ -64,9 +71,13 @@ def test_a_faulty_gradient_only_makes_its_worker_late(row, fault, place):
     Catches a gradient that is partly absorbed before it is checked, and a second attempt at another model.
     """
     method, seconds = ALGORITHMS[row], NO_TIES[1]
+    span = method.most_steps  # gradients of a job, of which the second is spoiled if there is one
+    bad = min(1, span - 1)
     calm = dd.simulate(method, Faulty(lambda worker, draw: False), SPEEDS, updates=60).trace
     k = calm.draw[calm.worker == 1].tolist()[: place + 1][-1]  # a job of worker 1 that arrives
-    run, models = archive(method, Faulty(lambda worker, draw: (worker, draw) == (1, k), fault), SPEEDS, updates=60)
+    run, models = archive(
+        method, Faulty(lambda worker, draw: (worker, draw) == (1, k * span + bad), fault), SPEEDS, updates=60
+    )
     rejected = [event for event in run.trace.events if event["kind"] == "rejected"]
     assert [(event["worker"], event["draw"]) for event in rejected] == [(1, k)] and run.rejected == 1
     assert (1, k) not in zip(run.trace.worker, run.trace.draw, strict=True)
@@ -75,10 +86,10 @@ def test_a_faulty_gradient_only_makes_its_worker_late(row, fault, place):
     retry = int(run.trace.draw[after]) if run.trace.version[after] == rejected[0]["version"] else k + 1
 
     def step(self, s, a):  # a worker's measured seconds are those of the second attempt alone
-        return type(method).step(self, s, a._replace(seconds=seconds) if a.job[:2] == (1, k) else a)
+        return type(method).step(self, s, a._replace(seconds=seconds * span) if a.job[:2] == (1, k) else a)
 
     late = dd.speeds.RecordedSpeeds([[s] if i != 1 else [s] * k + [2 * s] + [s] * 300 for i, s in enumerate(NO_TIES)])
-    expected, others = archive(overriding(method, step=step), Renumbered(k, retry), late, updates=60)
+    expected, others = archive(overriding(method, step=step), Renumbered(k, retry, span), late, updates=60)
     assert same(models, others)
     assert run.trace.time == pytest.approx(expected.trace.time, rel=rounding(len(run.trace)), abs=0)
     assert run.trace.worker.tolist() == expected.trace.worker.tolist()

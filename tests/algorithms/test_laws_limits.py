@@ -61,7 +61,7 @@ RESTING = [  # method, updates: the distance to the solution shrinks by e^-34 or
         (replace(ALGORITHMS[row], lr=STEP), 1100)
         for row in (
             *DUDES,
-            *("mifa", "mifa active", "siag", "ringleader", "ca2fl", "iag", "sag", "saga"),
+            *("mifa", "mifa active", "siag", "ringleader", "ca2fl", "iag", "sag", "saga", "scaffold"),
         )
     ),
     (dd.DuDe(STEP, wait_for=3), 1100),

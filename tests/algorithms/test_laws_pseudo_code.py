@@ -23,6 +23,7 @@ STEP = 0.07
 METHODS = [  # the rows of the table, and more settings of some methods
     *(replace(method, lr=STEP) for method in ALGORITHMS.values()),
     *(dd.FedBuff(STEP, buffer=3, staleness=staleness) for staleness in (0.5, 2.0)),
+    *(dd.SyncSGD(STEP, wait_for=k) for k in (1, 3)),
     dd.DuDe(STEP, wait_for=3),
     dd.DuDe(STEP, wait_for=2, start="zeros"),
     dd.algorithms.MaleniaSGD(STEP),

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dualdelay as dd
-from helpers import NO_TIES, apart, archive, drift, few, heterogeneous, same, stepping
+from helpers import NO_TIES, apart, archive, drift, few, heterogeneous, polls, same, stepping
 from tables import ALGORITHMS, CASES
 
 CURVATURES = [1.0, 2.0, 0.5, 1.0]
@@ -24,15 +25,20 @@ TERMS = 12  # operations in a gradient and in a mean of four
 
 @pytest.mark.parametrize("row", ALGORITHMS)
 def test_the_times_of_jobs_do_not_depend_on_the_method(row):
-    """A comparison of methods is paired: under every method the k-th job of a worker takes the same time, as it has the
-    same minibatch.
+    """A comparison of methods is paired: under every method each gradient of a worker's k-th job takes the same time, as it
+    has the same minibatch; a job that is polled has as many as there was time for.
 
     Catches random numbers that depend on the order of requests, as those of a shared generator do.
     """
-    problem, speeds = CASES["noisy"]
-    trace = dd.simulate(ALGORITHMS[row], problem, speeds, updates=30, evaluation=dd.Evaluation(every=30)).trace
+    method, (problem, speeds) = ALGORITHMS[row], CASES["noisy"]
+    trace = dd.simulate(method, problem, speeds, updates=30, evaluation=dd.Evaluation(every=30)).trace
     jobs = zip(trace.worker.tolist(), trace.draw.tolist(), strict=True)
-    assert trace.seconds.tolist() == [speeds.seconds(worker, draw) for worker, draw in jobs]
+    each = np.array([speeds.seconds(worker, draw) for worker, draw in jobs])
+    if polls(method):
+        fitting = trace.seconds / each  # a whole number of gradients only if all were taken before the poll
+        assert (trace.steps == np.minimum(np.floor(fitting + 1e-9), method.most_steps)).all() and len(set(trace.steps)) > 1
+    else:
+        assert (trace.seconds == each * trace.steps).all()
 
 
 def wakes(method):
@@ -75,9 +81,15 @@ def test_the_origin_does_not_matter(row):
 
 
 def chooses(method):
-    """Whether a method chooses between workers: it queues a job at a busy one, or lets one idle and sends to another."""
+    """Whether a method chooses between workers: it queues a job at a busy one, lets one idle and sends to another, or draws
+    them, so that another seed leads to other models.
+    """
     before = None
-    for loop in stepping(method, heterogeneous(4), dd.FixedSpeeds(NO_TIES), 30):
+    fleet = heterogeneous(4), dd.FixedSpeeds(NO_TIES)
+    one, other = (list(stepping(method, *fleet, 30, seed=seed))[-1] for seed in (0, 1))
+    if not torch.equal(one.state.x, other.state.x):
+        return True
+    for loop in stepping(method, *fleet, 30):
         jobs = set(loop.fleet.in_flight)
         busy, rows = [job.worker for job in jobs], loop.recorder.trace().worker
         sent = {job.worker for job in jobs - (before or jobs)} - set(rows[-1:])  # to others than the last sender
@@ -97,12 +109,12 @@ class Relabelled(dd.Quadratic):
 
 
 def test_which_methods_choose_workers():
-    """Uniform, shuffled and generalized ASGD, MIFA with some workers a round, sIAG, IAG, SAG and SAGA choose whom to send a
-    model; every other method sends it to each worker that is due.
+    """Uniform, shuffled and generalized ASGD, MIFA with some workers a round, sIAG, IAG, SAG, SAGA, QuAFL and FAVANO choose
+    whom to send a model; every other method sends it to each worker that is due.
 
     Catches a method that is left out of the law below by mistake.
     """
-    known = {"uniform", "shuffled", "mifa active", "siag", "generalized", "iag", "sag", "saga"}
+    known = {"uniform", "shuffled", "mifa active", "siag", "generalized", "iag", "sag", "saga", "quafl", "favano"}
     assert {row for row in known if chooses(ALGORITHMS[row])} == known
     assert not any(chooses(method) for method in (dd.DuDe(0.1), dd.DuDe(0.1, wait_for=2), dd.MIFA(0.1), dd.SyncSGD(0.1)))
 

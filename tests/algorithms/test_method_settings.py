@@ -32,6 +32,20 @@ SETTINGS: list[tuple[Any, str, list[Any]]] = [
     (A.RingmasterASGD, "threshold", [0, math.inf]),
     (A.SyncBySpeed, "least", [0]),
     (A.DelayAdaptiveASGD, "delay", ["age"]),
+    (dd.SyncSGD, "wait_for", [0, 1.5]),
+    (A.QuAFL, "steps", [0, 1.5]),
+    (A.QuAFL, "sampled", [0]),
+    (A.QuAFL, "period", [0.0]),
+    (A.FAVANO, "divide_by", ["steps"]),
+    (A.SCAFFOLD, "steps", [0]),
+    (A.SCAFFOLD, "sampled", [0]),
+    (A.SCAFFOLD, "global_lr", [0.0]),
+    (A.MimiC, "sampled", [0, 1.5]),
+    (A.DeFedAvg, "sampled", [0]),
+    (A.ASOFed, "beta", [0.0, 1.5]),
+    (A.ASOFed, "proximal", [-1.0]),
+    (A.ASOFed, "compare_with", ["received"]),
+    (A.ADPSGD, "graph", ["star"]),
 ]
 
 
@@ -45,6 +59,12 @@ TOO_MANY = {
     "wait_for": (dd.DuDe(LR, wait_for=4), ("3 workers", "4", "1..3")),
     "buffer": (dd.FedBuff(LR, buffer=4, wait=True), ("4", "3 workers")),
     "active": (dd.MIFA(LR, active=4), ("4", "1..3")),
+    "wait_for of sync": (dd.SyncSGD(LR, wait_for=4), ("wait_for", "3 workers", "4", "1..3")),
+    "sampled of QuAFL": (A.QuAFL(LR, sampled=4), ("sampled", "4", "1..3")),
+    "sampled of SCAFFOLD": (A.SCAFFOLD(LR, sampled=4), ("sampled", "4", "1..3")),
+    "sampled of MimiC": (A.MimiC(LR, sampled=4), ("sampled", "4", "1..3")),
+    "sampled of DeFedAvg": (A.DeFedAvg(LR, sampled=4), ("sampled", "4", "1..3")),
+    "expected": (A.FAVANO(LR, divide_by="expected", expected=[1.0, 2.0]), ("has 2 entries", "expected 3")),
     "probabilities": (A.GeneralizedASGD(LR, [0.5, 0.5]), ("has 2 entries", "expected 3")),
 }
 
@@ -52,7 +72,13 @@ TOO_MANY = {
 @pytest.mark.parametrize("name", TOO_MANY)
 def test_a_setting_that_does_not_fit_the_number_of_workers_is_refused(name: str) -> None:
     method, words = TOO_MANY[name]
-    refused(lambda: dd.simulate(method, *CASES["q3"], updates=9), name, *words)
+    refused(lambda: dd.simulate(method, *CASES["q3"], updates=9), name.partition(" ")[0], *words)
+
+
+def test_expectations_are_given_to_the_variant_that_uses_them() -> None:
+    refused(lambda: A.FAVANO(0.1, expected=[1.0]), "expected is given", "divide_by='expected'")
+    for given in ([], [0.0], 1.0):
+        refused(lambda given=given: A.FAVANO(0.1, divide_by="expected", expected=given), "expected is ", "above zero")
 
 
 def test_every_method_of_the_package_has_a_row() -> None:

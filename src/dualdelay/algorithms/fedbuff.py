@@ -1,6 +1,8 @@
 """FedBuff: Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation", 2022.
 
-For its K local steps wrap the problem: ``LocalSteps(problem, k, lr)``.
+For its K local steps wrap the problem: ``LocalSteps(problem, k, lr)``. With one gradient in a job it is K-batch-async
+SGD of Dutta et al., 2018 (arXiv 1803.01113), with K = ``buffer``, and with ``wait`` their K-async SGD, in which K
+different workers wait for the update that they are part of.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Rennala SGD: Tyurin and Richtarik, "Optimal Time Complexities of Parallel Stochastic Optimization Methods", 2023."""
+"""Rennala SGD: Tyurin and Richtarik, "Optimal Time Complexities of Parallel Stochastic Optimization Methods", 2023.
+
+It is K-batch-sync SGD of Dutta et al., 2018 (arXiv 1803.01113), with K = ``gradients``.
+"""
 
 from __future__ import annotations
 
