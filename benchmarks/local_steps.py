@@ -4,7 +4,7 @@
 
 On the processor: ``problem.gradient`` in a loop against a simulated method whose jobs take K = 5 steps, per gradient, one
 thread, in turns; the ratio of each turn is taken before the median. On a GPU: a grid of 36 runs (twelve steps, three
-splits) of LeNet on random data of CIFAR-10's shape, by a half of the method (SCAFFOLD, asynchronous DiLoCo) and by the problem
+splits) of LeNet on random data of CIFAR-10's shape, by a half of the method (SCAFFOLD, DiLoCo) and by the problem
 (``LocalSteps``), against a plain PyTorch loop that takes one gradient after the other.
 """
 

@@ -34,7 +34,7 @@ class Local(World):
         self.first[i].append(self._draws[i])
         super().again(i)
 
-    def gradient(self, i: int, draw: int, k: int, y: float) -> float:
+    def slope(self, i: int, draw: int, k: int, y: float) -> float:
         """Of step k in a worker's job number ``draw``, at y."""
         return self.a[i] * (y - self.b[i]) + (noise(i, draw * self.K + k) if self.noisy else 0.0)
 
@@ -46,7 +46,7 @@ class Local(World):
     def sgd(self, i: int, draw: int, y: float, lr: float, c: float = 0.0) -> float:
         """K steps along G(y) + c."""
         for k in range(self.K):
-            y -= lr * (self.gradient(i, draw, k, y) + c)
+            y -= lr * (self.slope(i, draw, k, y) + c)
         return y
 
 
@@ -67,7 +67,7 @@ def quafl(w: Local, lr: float, drawn: Sequence[Sequence[int]], seconds: Seconds,
         for i in S:
             y = Xi[i]
             for k in range(steps := _steps(seconds, i, draw[i], w.K, t * period - since[i])):
-                y -= lr * (s + 1) / s * w.gradient(i, draw[i], k, y)
+                y -= lr * (s + 1) / s * w.slope(i, draw[i], k, y)
             done.append(steps)
             Y[i] = y
         for i in S:
@@ -95,7 +95,7 @@ def favano(
         for i in S:
             E, y = _steps(seconds, i, draw[i], w.K, t * period - since[i]), start[i]
             for k in range(E):
-                y -= lr * w.gradient(i, draw[i], k, y)
+                y -= lr * w.slope(i, draw[i], k, y)
             history[i].append(E)
             done.append(E)
             if divide_by == "realised":
@@ -177,7 +177,7 @@ def asofed(
         r = max(1.0, math.log(mean(delays))) if dynamic and delays else 1.0
         y = x = w.models[u]
         for q in range(w.K):
-            gradient = w.gradient(i, k, q, y) + proximal * (y - x)
+            gradient = w.slope(i, k, q, y) + proximal * (y - x)
             zeta = gradient - v[i] + h[i]
             y -= r * lr * zeta
             h[i] = beta * h[i] + (1 - beta) * v[i]
@@ -192,7 +192,7 @@ def adsaga(w: Local, updates: int, lr: float) -> None:
     w.send(*range(w.n))
     while w.version < updates:
         i, u, k = w.ended()
-        g = w.gradient(i, k, 0, w.models[u])
+        g = w.slope(i, k, 0, w.models[u])
         w.move(lr * (g - table[i] + mean(table)))
         table[i] = g
         w.send(i)
@@ -206,7 +206,7 @@ def adpsgd(w: Local, updates: int, lr: float, partners: Sequence[int]) -> list[l
     w.send(*range(w.n))
     for j in partners[:updates]:
         i, _, k = w.ended()
-        g = w.gradient(i, k, 0, read[i])
+        g = w.slope(i, k, 0, read[i])
         x[i] = x[j] = (x[i] + x[j]) / 2
         x[i] -= lr * g
         read[i] = x[i]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 
 
@@ -37,6 +37,7 @@ class World:
         self._draws = [0] * self.n
         self._free = [0.0] * self.n
         self._sent = 0
+        self.steps = 1  # local steps of a job: it takes so many times as long
 
     @property
     def version(self) -> int:
@@ -59,7 +60,7 @@ class World:
     def again(self, i: int) -> None:
         """Worker i computes one more gradient at the model that it has."""
         k = self._draws[i]
-        self._free[i] = max(self.now, self._free[i]) + self.seconds[i][k % len(self.seconds[i])]
+        self._free[i] = max(self.now, self._free[i]) + self.seconds[i][k % len(self.seconds[i])] * self.steps
         self._push(self._free[i], i, k, self.has[i])
         self._draws[i] += 1
 
@@ -76,11 +77,25 @@ class World:
 
     def next(self) -> tuple[int, int, float]:
         """The next arrival: its worker, the version its gradient was taken at, and the gradient."""
+        i, u, draw = self.done()
+        return i, u, self.gradient(self.models[u], i, draw) if i >= 0 else 0.0
+
+    def done(self) -> tuple[int, int, int]:
+        """The next job that is done: its worker, the version it was given and its number."""
         self.now, _, i, draw, u = heapq.heappop(self._due)
-        if i < 0:
-            return i, u, 0.0
-        self.arrivals.append((self.now, i, u))
-        return i, u, self.a[i] * (self.models[u] - self.b[i]) + (0.0 if self.exact else noise(i, draw))
+        if i >= 0:
+            self.arrivals.append((self.now, i, u))
+        return i, u, draw
+
+    def gradient(self, y: float, i: int, draw: int) -> float:
+        """Worker i's gradient number ``draw`` at any point."""
+        return self.a[i] * (y - self.b[i]) + (0.0 if self.exact else noise(i, draw))
+
+    def local(self, y: float, i: int, draw: int, lr: float, steps: int) -> float:
+        """Where a job of ``steps`` local steps comes to."""
+        for k in range(steps):
+            y -= lr * self.gradient(y, i, draw * steps + k)
+        return y
 
     def move(self, step: float) -> None:
         """x <- x - step."""
@@ -195,10 +210,16 @@ def fedasync(
     mixing: str = "constant",
     a: float | None = None,
     b: float = 4,
+    steps: int = 1,
+    proximal: float = 0.0,
 ) -> None:
+    w.steps = steps
     w.send(*range(w.n))
     while w.version < updates:
-        i, u, g = w.next()
+        i, u, draw = w.done()
+        y = w.models[u]
+        for k in range(steps):
+            y -= lr * (w.gradient(y, i, draw * steps + k) + proximal * (y - w.models[u]))
         age = w.version + 1 - u
         if mixing == "polynomial":
             s = (age + 1) ** -(0.5 if a is None else a)
@@ -206,7 +227,7 @@ def fedasync(
             s = 1.0 if age <= b else 1 / ((10 if a is None else a) * (age - b) + 1)
         else:
             s = 1.0
-        w.models.append((1 - alpha * s) * w.x + alpha * s * (w.models[u] - lr * g))
+        w.models.append((1 - alpha * s) * w.x + alpha * s * y)
         w.send(i)
 
 
@@ -224,36 +245,44 @@ def generalized(
 uniform = shuffled = generalized  # with equal probabilities; how workers are drawn is the run's
 
 
-def rennala(w: World, updates: int, lr: float, gradients: int | None = None) -> None:
+def rennala(w: World, updates: int, lr: float, gradients: int | None = None, cancel: bool = True) -> None:
     S = gradients or w.n
     w.send(*range(w.n))
     batch: list[float] = []
     while w.version < updates:
-        i, _, g = w.next()
+        i, u, g = w.next()
+        if u != w.version:  # it ends unheard
+            w.send(i)
+            continue
         batch.append(g)
         if len(batch) < S:
             w.again(i)
             continue
         w.move(lr / S * sum(batch))
         batch = []
-        w.drop(*range(w.n))
-        w.send(*range(w.n))
+        if cancel:
+            w.drop(*range(w.n))
+        w.send(*(range(w.n) if cancel else [i]))
 
 
-def malenia(w: World, updates: int, lr: float, gradients: int | None = None) -> None:
+def malenia(w: World, updates: int, lr: float, gradients: int | None = None, cancel: bool = True) -> None:
     S = gradients or w.n
     w.send(*range(w.n))
     batch: list[list[float]] = [[] for _ in range(w.n)]
     while w.version < updates:
-        i, _, g = w.next()
+        i, u, g = w.next()
+        if u != w.version:
+            w.send(i)
+            continue
         batch[i].append(g)
         if not all(batch) or w.n / sum(Fraction(1, len(own)) for own in batch) < Fraction(S, w.n):
             w.again(i)
             continue
         w.move(lr * mean([mean(own) for own in batch]))
         batch = [[] for _ in range(w.n)]
-        w.drop(*range(w.n))
-        w.send(*range(w.n))
+        if cancel:
+            w.drop(*range(w.n))
+        w.send(*(range(w.n) if cancel else [i]))
 
 
 def ringleader(w: World, updates: int, lr: float) -> None:
@@ -388,6 +417,8 @@ def fadas(
     betas: tuple[float, float] = (0.9, 0.99),
     eps: float = 1e-8,
     late: int | None = None,
+    rule: str = "divide",
+    correct_means: bool = False,
 ) -> None:
     m = v = v_max = 0.0
     inside: list[tuple[int, float]] = []
@@ -396,10 +427,225 @@ def fadas(
         i, u, g = w.next()
         inside.append((u, g))
         if len(inside) == buffer:
-            D, delay = mean([g for _, g in inside]), max(w.version + 1 - u for u, _ in inside)
+            D, delay = mean([g for _, g in inside]), max(w.version - u for u, _ in inside)
             m, v = betas[0] * m + (1 - betas[0]) * D, betas[1] * v + (1 - betas[1]) * D**2
             v_max = max(v_max, v)
-            step = lr if late is None or delay <= late else min(lr, 1 / delay)
-            w.move(step * m / (math.sqrt(v_max) + eps))
+            step, t = lr, w.version + 1
+            if late is not None and delay > late:
+                step = lr * 1 / delay if rule == "divide" else min(lr, 1 / delay)
+            first, second = (1 - beta**t if correct_means else 1 for beta in betas)
+            w.move(step * (m / first) / (math.sqrt(v_max) / math.sqrt(second) + eps))
             inside = []
         w.send(i)
+
+
+def area(w: World, updates: int, lr: float, steps: int = 1, buffer: int = 1) -> None:
+    m, inside = [0.0] * w.n, []
+    w.steps = steps
+    w.send(*range(w.n))
+    while w.version < updates:
+        i, u, draw = w.done()
+        y = w.local(w.models[u], i, draw, lr, steps)
+        inside.append(y - m[i])
+        m[i] = y
+        if len(inside) == buffer:
+            w.models.append(w.x + sum(inside) / w.n)
+            inside = []
+        w.send(i)
+
+
+def dc_asgd(
+    w: World,
+    updates: int,
+    lr: float,
+    strength: float | None = None,
+    adaptive: bool = False,
+    decay: float = 0.95,
+    eps: float = 1e-7,
+    own_means: bool = False,
+) -> None:
+    lam = strength if strength is not None else 2.0 if adaptive else 0.04
+    bak, MS = [0.0] * w.n, [0.0] * w.n
+    w.send(*range(w.n))
+    while w.version < updates:
+        i, _, g = w.next()
+        k = i if own_means else 0
+        MS[k] = decay * MS[k] + (1 - decay) * g**2
+        w.move(lr * (g + lam / (math.sqrt(MS[k] + eps) if adaptive else 1) * g**2 * (w.x - bak[i])))
+        bak[i] = w.x
+        w.send(i)
+
+
+def ormo(w: World, updates: int, lr: float, momentum: float = 0.9) -> None:
+    beta, K, m = momentum, w.n, 0.0  # the momentum has eta in it, as in the paper
+    w.send(*range(w.n))
+    while w.version < updates:
+        i, u, g = w.next()
+        t, x = w.version, w.x
+        if t >= 1 and (t - 1) % K == 0:
+            x, m = x - beta * m, beta * m
+        j = math.ceil(t / K) - math.ceil(u / K)
+        m += beta**j * lr * g
+        w.models.append(x - (1 - beta ** (j + 1)) / (1 - beta) * lr * g)
+        w.send(i)
+
+
+def ringmaster_lmo(
+    w: World,
+    updates: int,
+    lr: float,
+    threshold: float | None = None,
+    stop: bool = False,
+    alpha: float = 0.05,
+    lmo: str = "spectral",
+    rest: str = "momentum",
+    agnostic: bool = False,
+) -> None:
+    k, m = 0, 0.0
+    w.send(*range(w.n))
+    while k < updates:
+        i, u, g = w.next()
+        a_k = alpha if not agnostic else 1.0 if k == 0 else 1 / math.sqrt(k)
+        R_k = math.floor(1 / a_k + 1e-9) if agnostic else w.n if threshold is None else threshold
+        if k - u < R_k:
+            m = a_k * g + (1 - a_k) * m
+            step = lr / (k + 1) ** 0.75 if agnostic else lr
+            if lmo == "euclidean":
+                w.move(step * m / (abs(m) + 1e-10))
+            else:  # one weight is no matrix
+                w.move(step * (m if (lmo, rest) == ("spectral", "momentum") else math.copysign(1.0, m)))
+            k += 1
+        w.send(i)
+        for j in range(w.n) if stop else ():
+            if k - w.has[j] >= R_k:
+                w.drop(j)
+                w.send(j)
+
+
+def outer(
+    w: World,
+    updates: int,
+    rule: Callable[[int, int, float], tuple[float, float | None]],
+    steps: int,
+    inner_lr: float,
+    dynamic: bool = False,
+    inner: str = "SGD",
+    inner_state: str = "reset",
+) -> None:
+    """Local steps at the workers; ``rule(t, u, x - y)`` gives the next model and where the worker begins, if elsewhere."""
+    heavy = 0.5 if inner == "SGD[momentum=0.5]" else 0.0
+    taken, begins, velocity, speeds = [steps] * w.n, [0.0] * w.n, [0.0] * w.n, [0.0] * w.n
+    w.steps = steps
+    w.send(*range(w.n))
+    while w.version < updates:
+        i, u, draw = w.done()
+        y, v = begins[i], velocity[i] if inner_state == "keep" else 0.0
+        for k in range(taken[i]):
+            v = heavy * v + w.gradient(y, i, draw * steps + k)
+            y -= inner_lr * v
+        velocity[i] = v
+        x, begin = rule(w.version, u, begins[i] - y)
+        w.models.append(x)
+        begins[i] = x if begin is None else begin
+        speeds[i] = taken[i] / (w.now - w.since[i])
+        if dynamic:  # H_w = max(1, floor(H v_w / v_max)); times are differences, and rounded
+            taken[i] = max(1, math.floor(steps * speeds[i] / max(speeds) + 1e-6))
+        w.steps = taken[i]
+        w.send(i)
+
+
+def diloco(
+    w: World,
+    updates: int,
+    lr: float,
+    steps: int,
+    inner_lr: float,
+    inner: str,
+    inner_state: str,
+    momentum: float,
+    weight: float | None,
+    staleness: float | None,
+    dynamic: bool,
+) -> None:
+    m = 0.0
+
+    def rule(t: int, u: int, delta: float) -> tuple[float, None]:
+        nonlocal m
+        g = delta / math.sqrt(w.n) if weight is None else delta * weight
+        g *= 1.0 if staleness is None else (1 + t - u) ** -staleness
+        m = momentum * m + g
+        return w.x - lr * (g + momentum * m), None
+
+    outer(w, updates, rule, steps, inner_lr, dynamic, inner, inner_state)
+
+
+def delayed_nesterov(
+    w: World,
+    updates: int,
+    lr: float,
+    steps: int,
+    inner_lr: float,
+    momentum: float,
+    weight: float | None,
+    every: int | None,
+    spread: float,
+    dynamic: bool,
+) -> None:
+    N, c, beta, m = every or w.n, spread, momentum, 0.0
+    S: list[float] = []
+
+    def rule(t: int, u: int, delta: float) -> tuple[float, None]:
+        nonlocal m
+        g = delta / math.sqrt(w.n) if weight is None else delta * weight
+        S.append(g)
+        if (t + 1) % N == 0:
+            m = beta * m + sum(S) / N
+            S.clear()
+            return w.x - lr * ((1 - c * N + c) * beta * m + g / N), None
+        return w.x - lr * (c * beta * m + g / N), None
+
+    outer(w, updates, rule, steps, inner_lr, dynamic)
+
+
+def mla(
+    w: World, updates: int, lr: float, steps: int, inner_lr: float, momentum: float, weight: float | None, dynamic: bool
+) -> None:
+    m = d = plain = 0.0  # as it is before it is rewritten: x~ moves, and workers begin d ahead of it
+
+    def rule(t: int, u: int, delta: float) -> tuple[float, None]:
+        nonlocal m, plain, d
+        g = delta / math.sqrt(w.n) if weight is None else delta * weight
+        plain = plain + d - lr * g  # x~ <- x~ + d - eta delta
+        m = momentum * m + (1 - momentum) * g
+        d = -lr * momentum * m
+        return plain + d, None
+
+    outer(w, updates, rule, steps, inner_lr, dynamic)
+
+
+def heloco(
+    w: World,
+    updates: int,
+    lr: float,
+    steps: int,
+    inner_lr: float,
+    momentum: float,
+    weight: float | None,
+    aligned: float,
+    shrink: float,
+    most_shrunk: float,
+    caution: float,
+    ahead_at_workers: bool,
+) -> None:
+    mu, m, rho = momentum, 0.0, 1 / math.sqrt(w.n) if weight is None else weight
+
+    def rule(t: int, u: int, delta: float) -> tuple[float, float | None]:
+        nonlocal m
+        if delta * m < 0 and aligned > -1:  # of one weight the cosine is 1 or -1: nothing is ever turned
+            delta -= delta * min(shrink * abs(delta) / (abs(delta) + caution * abs(m) + 1e-8), most_shrunk)
+        G = rho * delta
+        m = mu * m + (1 - mu) * G
+        x = w.x - lr * (G + mu * m)
+        return x, x - lr * mu * m if ahead_at_workers else None
+
+    outer(w, updates, rule, steps, inner_lr)

@@ -35,11 +35,14 @@ ALGORITHMS: dict[str, dd.Algorithm[Any]] = {
     "aced": dd.algorithms.ACED(LR, max_delay=6),
     "sync by speed": dd.algorithms.SyncBySpeed(LR),
     "rennala": dd.algorithms.RennalaSGD(LR),
+    "rennala unheard": dd.algorithms.RennalaSGD(LR, cancel=False),
+    "malenia unheard": dd.algorithms.MaleniaSGD(LR, gradients=6, cancel=False),
     "ringmaster": dd.algorithms.RingmasterASGD(LR, threshold=3),
     "ringmaster stops": dd.algorithms.RingmasterASGD(LR, threshold=3, stop=True),
     "delay adaptive": dd.algorithms.DelayAdaptiveASGD(LR),
     "generalized": dd.algorithms.GeneralizedASGD(LR),
     "fedasync": dd.algorithms.FedAsync(4 * LR, mixing="hinge"),
+    "fedasync proximal": dd.algorithms.FedAsync(4 * LR, steps=2, proximal=0.5),
     "fedfix": dd.algorithms.FedFix(LR, period=2.0),
     "iag": dd.algorithms.IAG(LR),
     "sag": dd.algorithms.SAG(LR),
@@ -59,6 +62,24 @@ ALGORITHMS: dict[str, dd.Algorithm[Any]] = {
     "adpsgd": dd.algorithms.ADPSGD(4 * LR),
     "adpsgd ring": dd.algorithms.ADPSGD(4 * LR, graph="ring"),
     "sync two": dd.SyncSGD(LR, wait_for=2),
+    "fadas late": dd.algorithms.FADAS(LR, buffer=2, late=1),
+    "area": dd.algorithms.AREA(16 * LR),
+    "area steps": dd.algorithms.AREA(16 * LR, steps=2, buffer=2),
+    "dc asgd": dd.algorithms.DCASGD(LR, strength=LR / 64),  # more is too much for the huge gradients of a trial
+    "dc asgd adaptive": dd.algorithms.DCASGD(LR, strength=0.5, adaptive=True),
+    "ormo": dd.algorithms.OrMo(LR, momentum=0.5),
+    "diloco": dd.algorithms.AsyncDiLoCo(4 * LR, steps=2, inner_lr=0.25, momentum=0.5),
+    "diloco inner momentum": dd.algorithms.AsyncDiLoCo(
+        4 * LR, steps=2, inner_lr=0.125, inner="SGD[momentum=0.5]", inner_state="keep", momentum=0.5, staleness=0.5
+    ),
+    "delayed nesterov": dd.algorithms.DelayedNesterov(8 * LR, steps=2, inner_lr=0.25, momentum=0.5, spread=0.125),
+    "delayed nesterov dynamic": dd.algorithms.DelayedNesterov(
+        8 * LR, steps=3, inner_lr=0.125, momentum=0.5, every=2, dynamic=True
+    ),
+    "mla": dd.algorithms.MomentumLookAhead(4 * LR, steps=2, inner_lr=0.25, momentum=0.5),
+    "heloco": dd.algorithms.HeLoCo(4 * LR, steps=2, inner_lr=0.25, momentum=0.5),
+    "ringmaster lmo": dd.algorithms.RingmasterLMO(LR, threshold=3, alpha=0.5),  # on networks; a vector follows its momentum
+    "ringmaster lmo sign": dd.algorithms.RingmasterLMO(LR, threshold=3, alpha=0.5, lmo="sign", stop=True),
 }
 DUDES = tuple(row for row, method in ALGORITHMS.items() if type(method) is dd.DuDe)
 

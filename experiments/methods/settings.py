@@ -87,6 +87,7 @@ FAMILIES = {
     "made for heterogeneous data": ("dude", "rescaled", "malenia", "ringleader", "ca2fl", "aced", "sync_by_speed"),
     "made for homogeneous data": ("dude", "rennala", "ringmaster", "delay_adaptive"),
     "named in the paper's text": ("dude", "generalized", "fedasync", "fedfix", "iag", "sag", "saga"),
+    "later, with a step of its own": ("dude", "fadas"),
 }
 
 

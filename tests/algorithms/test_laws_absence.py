@@ -128,6 +128,8 @@ UNBIASED = {
     "auto": dd.AutoDuDe(8 * STEP),
     "malenia": dd.algorithms.MaleniaSGD(STEP),
     "aced": dd.algorithms.ACED(STEP),
+    "area": dd.algorithms.AREA(1 / 2),
+    "area buffer": dd.algorithms.AREA(1 / 2, buffer=2),
 }
 PRESENT_AT_THE_END = {  # worker 2 reports first at 4 seconds
     "left before it reported": ([leave(2, 0.5)], {0, 1}),

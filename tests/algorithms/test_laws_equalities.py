@@ -146,10 +146,17 @@ ALONE = [
     dd.algorithms.GeneralizedASGD(1 / 8),
     dd.algorithms.GeneralizedASGD(1 / 8, probabilities=[1.0]),
     dd.algorithms.FedAsync(1 / 8, alpha=1.0),
+    dd.algorithms.RennalaSGD(1 / 8, cancel=False),
+    dd.algorithms.MaleniaSGD(1 / 8, cancel=False),
     dd.algorithms.FedFix(1 / 8, period=0.75),
     dd.algorithms.IAG(1 / 8),
     dd.algorithms.SAG(1 / 8),
     dd.algorithms.SAGA(1 / 8),
+    dd.algorithms.AREA(1 / 8),
+    dd.algorithms.DCASGD(1 / 8),  # no gradient is late
+    dd.algorithms.DCASGD(1 / 8, adaptive=True),
+    dd.algorithms.OrMo(1 / 8, momentum=0.0),
+    dd.algorithms.RingmasterLMO(1 / 8, alpha=1.0),  # a vector, which follows its momentum
 ]
 
 

@@ -70,14 +70,11 @@ def test_a_faulty_gradient_only_makes_its_worker_late(row, fault, place):
 
     Catches a gradient that is partly absorbed before it is checked, and a second attempt at another model.
     """
-    method, seconds = ALGORITHMS[row], NO_TIES[1]
-    span = method.most_steps  # gradients of a job, of which the second is spoiled if there is one
-    bad = min(1, span - 1)
+    method = ALGORITHMS[row]
+    span = method.most_steps
     calm = dd.simulate(method, Faulty(lambda worker, draw: False), SPEEDS, updates=60).trace
     k = calm.draw[calm.worker == 1].tolist()[: place + 1][-1]  # a job of worker 1 that arrives
-    run, models = archive(
-        method, Faulty(lambda worker, draw: (worker, draw) == (1, k * span + bad), fault), SPEEDS, updates=60
-    )
+    run, models = archive(method, Faulty(lambda worker, draw: (worker, draw // span) == (1, k), fault), SPEEDS, updates=60)
     rejected = [event for event in run.trace.events if event["kind"] == "rejected"]
     assert [(event["worker"], event["draw"]) for event in rejected] == [(1, k)] and run.rejected == 1
     assert (1, k) not in zip(run.trace.worker, run.trace.draw, strict=True)
@@ -86,7 +83,7 @@ def test_a_faulty_gradient_only_makes_its_worker_late(row, fault, place):
     retry = int(run.trace.draw[after]) if run.trace.version[after] == rejected[0]["version"] else k + 1
 
     def step(self, s, a):  # a worker's measured seconds are those of the second attempt alone
-        return type(method).step(self, s, a._replace(seconds=seconds * span) if a.job[:2] == (1, k) else a)
+        return type(method).step(self, s, a._replace(seconds=NO_TIES[1] * a.steps) if a.job[:2] == (1, k) else a)
 
     late = dd.speeds.RecordedSpeeds([[s] if i != 1 else [s] * k + [2 * s] + [s] * 300 for i, s in enumerate(NO_TIES)])
     expected, others = archive(overriding(method, step=step), Renumbered(k, retry, span), late, updates=60)

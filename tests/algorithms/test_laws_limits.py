@@ -73,6 +73,8 @@ RESTING = [  # method, updates: the distance to the solution shrinks by e^-34 or
     (dd.algorithms.MaleniaSGD(1 / 8, gradients=9), 400),
     (dd.algorithms.SyncBySpeed(1 / 8), 400),
     (dd.algorithms.SyncBySpeed(1 / 8, least=2), 400),
+    (dd.algorithms.AREA(1 / 2), 600),  # a worker's model moves once in as many updates as there are between its reports
+    (dd.algorithms.AREA(1 / 2, buffer=3), 200),
     (dd.algorithms.FedFix(1 / 8, period=4.0), 400),  # every worker reports before each tick
 ]
 
@@ -366,4 +368,6 @@ def test_workers_that_agree_are_solved_by_every_method(row):
     problem = dd.Quadratic([[2.0, -1.0]] * 3, [1.0, 0.75, 1.25])
     method = replace(ALGORITHMS[row], lr=2 * ALGORITHMS[row].lr)
     run = dd.simulate(method, problem, CASES["q3"][1], updates=700, evaluation=LAST)
-    assert run.x.tolist() == pytest.approx([2.0, -1.0], abs=1e-6)
+    # steps of one length cannot come to rest: they go on to and fro, by as many as a gradient is late
+    close = 4 * method.lr if getattr(method, "lmo", "") == "sign" else 1e-6
+    assert run.x.tolist() == pytest.approx([2.0, -1.0], abs=close)

@@ -48,7 +48,30 @@ METHODS = [  # the rows of the table, and more settings of some methods
     dd.algorithms.FedFix(STEP, period=0.25),  # at some ticks nothing has arrived
     dd.algorithms.FADAS(STEP),
     dd.algorithms.FADAS(STEP, buffer=3, betas=(0.5, 0.75), eps=0.125),
-    dd.algorithms.FADAS(0.75, buffer=2, late=2),  # a step so large that one over the delay is smaller
+    dd.algorithms.FADAS(STEP, buffer=2, late=2),
+    dd.algorithms.FADAS(STEP, buffer=3, late=1, correct_means=True),
+    dd.algorithms.FADAS(0.75, buffer=2, late=1, rule="clip"),  # a step so large that one over the delay is smaller
+    dd.algorithms.RennalaSGD(STEP, gradients=5, cancel=False),
+    dd.algorithms.MaleniaSGD(STEP, gradients=9, cancel=False),
+    dd.algorithms.FedAsync(STEP, steps=3),
+    dd.algorithms.FedAsync(STEP, steps=3, proximal=2.0, mixing="polynomial"),
+    dd.algorithms.AREA(STEP, steps=3),
+    dd.algorithms.AREA(0.5, buffer=3),
+    dd.algorithms.DCASGD(STEP, strength=0.01),
+    dd.algorithms.DCASGD(STEP / 4),
+    dd.algorithms.DCASGD(STEP, adaptive=True, decay=0.5, strength=0.3, eps=0.125),
+    dd.algorithms.DCASGD(STEP, adaptive=True, own_means=True, strength=0.3),
+    dd.algorithms.OrMo(STEP, momentum=0.25),
+    dd.algorithms.AsyncDiLoCo(STEP, steps=3, inner_lr=0.1, dynamic=True, staleness=0.5),
+    dd.algorithms.AsyncDiLoCo(STEP, steps=3, inner_lr=0.1, inner="SGD[momentum=0.5]", weight=0.25),
+    dd.algorithms.DelayedNesterov(0.5, steps=4, inner_lr=0.1),
+    dd.algorithms.DelayedNesterov(STEP, steps=4, inner_lr=0.1, every=3, spread=1 / 3, dynamic=True, weight=None),
+    dd.algorithms.MomentumLookAhead(0.5, steps=3, inner_lr=0.1, weight=None),
+    dd.algorithms.HeLoCo(STEP, steps=3, inner_lr=0.1, weight=1.0, caution=0.25, most_shrunk=0.3),
+    dd.algorithms.HeLoCo(0.5, steps=3, inner_lr=0.1, ahead_at_workers=False),
+    dd.algorithms.RingmasterLMO(STEP, rest="sign"),
+    dd.algorithms.RingmasterLMO(STEP, lmo="euclidean", alpha=0.25),
+    dd.algorithms.RingmasterLMO(1.0, lmo="sign", agnostic=True),
     *(dd.algorithms.GeneralizedASGD(STEP, probabilities=p) for p in ([0.5, 0.3, 0.2], [0.1, 0.2, 0.3, 0.4])),
 ]
 WRITTEN_TWICE = {label(method): method for method in METHODS if hasattr(pseudo_code, method.name)}

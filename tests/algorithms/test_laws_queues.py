@@ -92,6 +92,10 @@ BUSY = [
     dd.algorithms.DelayAdaptiveASGD(0.01),
     dd.algorithms.FedAsync(0.01),
     dd.algorithms.FADAS(0.01, buffer=3),
+    dd.algorithms.AREA(0.01, steps=2, buffer=3),
+    dd.algorithms.DCASGD(0.01),
+    dd.algorithms.OrMo(0.01),
+    dd.algorithms.RingmasterLMO(0.01, threshold=2, stop=True),
 ]
 
 

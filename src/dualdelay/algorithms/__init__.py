@@ -15,7 +15,9 @@ def _methods() -> dict[str, type[Algorithm[Any]]]:
     modules = [import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
     kinds = [(kind, module) for module in modules for kind in vars(module).values() if isinstance(kind, type)]
     methods = {
-        kind.name: kind for kind, module in kinds if issubclass(kind, Algorithm) and kind.__module__ == module.__name__
+        kind.name: kind
+        for kind, module in kinds
+        if issubclass(kind, Algorithm) and kind.name and kind.__module__ == module.__name__
     }
     return {name: methods[name] for name in sorted(methods, key=lambda name: (name != "dude", name))}
 

@@ -30,6 +30,8 @@ class CA2FL(Algorithm[CA2FLState]):
 
     With H the sum of the cache at the last update and T the sum now, that is H / n + (T - H) / buffer: T - H is what the
     buffer's gradients add up to, each less the one before it of the same worker. A worker not heard yet counts with zero.
+    A worker that reports twice in one buffer is counted twice in its size, and its second gradient is taken less its first,
+    so that its last one less the cached one is left of both; the paper's sets of workers do not say, public code does this.
     """
 
     name, title = "ca2fl", "CA2FL"

@@ -1,11 +1,15 @@
-"""FADAS: Wang et al., "FADAS: Towards Federated Adaptive Asynchronous Optimization", 2024.
+"""FADAS: Wang et al., "FADAS: Towards Federated Adaptive Asynchronous Optimization", 2024 (arXiv 2407.18365).
 
-For its local steps wrap the problem: ``LocalSteps(problem, k, lr)``.
+For its local steps wrap the problem: ``LocalSteps(problem, k, lr)``. The formula of its delay-adaptive step is min(lr, 1 /
+delay), which changes nothing unless lr is above 1 / delay, far above the steps of 0.001 or less that the authors use; their
+code divides lr by the delay, and so does this file unless told otherwise. Delays count from 0, as in that code. There means
+are corrected for their start at zero as in Adam, which the paper's formula does not do.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -41,7 +45,11 @@ class FADAS(IndependentWorkers[FADASState]):
     eps: float = positive(1e-8)
     """Added to the root."""
     late: int | None = whole(None)
-    """The largest delay in a buffer for which the step stays lr; beyond, it is at most 1 / delay. None: it always stays."""
+    """The largest delay in a buffer for which the step stays lr (the paper's tau_c). None: it always stays."""
+    rule: Literal["divide", "clip"] = "divide"
+    """What a step is beyond that: lr over the delay, as in the authors' code, or at most 1 / delay, as in the paper."""
+    correct_means: bool = False
+    """Whether the two means are divided by 1 - beta^t, since they start at zero: the authors' code does, the paper not."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,14 +61,21 @@ class FADAS(IndependentWorkers[FADASState]):
 
     def step(self, s: FADASState, a: Arrival) -> Orders:
         s.add(a.value)
-        s.delay = max(s.delay, s.version + 1 - a.version)
+        s.delay = max(s.delay, s.version - a.version)
         if s.count == self.buffer:
             mean = (s.total / self.buffer).to(s.m.dtype)
             s.m.lerp_(mean, 1 - self.betas[0])
             s.v.lerp_(mean * mean, 1 - self.betas[1])
             torch.maximum(s.v_max, s.v, out=s.v_max)
-            late = self.late is not None and s.delay > self.late
-            s.descend(s.m / (s.v_max.sqrt() + self.eps), min(self.lr, 1 / s.delay) if late else self.lr)
+            m, v = s.m, s.v_max
+            if self.correct_means:
+                m, v = (part / (1 - beta ** (s.version + 1)) for part, beta in zip((m, v), self.betas, strict=True))
+            s.descend(m / (v.sqrt() + self.eps), self._step_size(s.delay))
             s.clear()
             s.delay = 0
         return [send(a.worker)]
+
+    def _step_size(self, delay: int) -> float:
+        if self.late is None or delay <= self.late:
+            return self.lr
+        return self.lr / delay if self.rule == "divide" else min(self.lr, 1 / delay)

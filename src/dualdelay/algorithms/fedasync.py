@@ -1,7 +1,4 @@
-"""FedAsync: Xie, Koyejo and Gupta, "Asynchronous Federated Optimization", 2019.
-
-For its local steps wrap the problem: ``LocalSteps(problem, k, lr)`` with the same ``lr``.
-"""
+"""FedAsync: Xie, Koyejo and Gupta, "Asynchronous Federated Optimization", 2019 (arXiv 1903.03934)."""
 
 from __future__ import annotations
 
@@ -10,9 +7,9 @@ from typing import Literal
 
 from torch import Tensor
 
-from ..core import Arrival, IndependentWorkers, Orders, State, send
+from ..core import Arrival, IndependentWorkers, Memory, Message, Orders, RunningJob, State, send
 from ..core.draws import Draws
-from ..core.settings import positive
+from ..core.settings import positive, whole, zero_or_more
 
 
 @dataclass(kw_only=True)
@@ -24,7 +21,8 @@ class FedAsyncState(State):
 class FedAsync(IndependentWorkers[FedAsyncState]):
     """The server mixes the worker's model x_u - lr G into its own: x <- (1 - alpha_t) x + alpha_t (x_u - lr G).
 
-    alpha_t falls with the delay t - u, counted as in the paper, from 1 for a gradient at the newest model.
+    alpha_t falls with the delay t - u, counted as in the paper, from 1 for a gradient at the newest model. With several
+    local steps G is the sum of their gradients, those of a proximal term included.
     """
 
     name, title = "fedasync", "FedAsync"
@@ -39,6 +37,19 @@ class FedAsync(IndependentWorkers[FedAsyncState]):
     """How steeply; None: 0.5 for polynomial, 10 for hinge."""
     b: float = positive(4.0)
     """The delay up to which hinge leaves the weight as it is."""
+    steps: int = whole(1)
+    """Local steps in a job, each of size lr."""
+    proximal: float = zero_or_more(0.0)
+    """The weight rho of (rho / 2) ||y - x_u||^2 in the local loss, 0.005 in public code; one local step has none of it."""
+
+    @property
+    def most_steps(self) -> int:
+        return self.steps
+
+    @property
+    def ahead(self) -> bool:  # type: ignore[override]
+        """Whether a job is one gradient at the model that was sent: it is, with one local step."""
+        return self.steps == 1
 
     def init(self, x: Tensor, n: int, rng: Draws) -> FedAsyncState:
         return FedAsyncState(x, n, models=[x] * n)
@@ -48,6 +59,15 @@ class FedAsync(IndependentWorkers[FedAsyncState]):
         s.descend((s.weights - s.models[a.worker]) / self.lr + a.value, self.lr * alpha)
         s.models[a.worker] = s.x
         return [send(a.worker)]
+
+    def work(self, memory: Memory | None, model: Tensor, job: RunningJob) -> tuple[Message, Memory | None]:
+        y, pull = model, job.gradient(model)  # at y = x_u the proximal term has no slope
+        total = pull
+        for _ in job:
+            y = y - (self.lr * pull).to(y.dtype)
+            pull = job.gradient(y) + self.proximal * (y - model)
+            total = total + pull
+        return total, memory
 
     def _mixing(self, delay: int) -> float:
         if self.mixing == "polynomial":

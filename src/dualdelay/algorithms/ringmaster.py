@@ -28,7 +28,10 @@ class RingmasterASGD(IndependentWorkers[RingmasterState]):
     keeps, needs, wastes = "a number for each worker", "R", "gradients that are R updates old"
 
     threshold: int | None = whole(None)
-    """How many updates old is too old (the paper's R); None: as many as there are workers."""
+    """How many updates old is too old (the paper's R); None: as many as there are workers.
+
+    That default is ours: the paper's R follows from the noise and the accuracy that is wanted, R = max(1, sigma^2 / eps).
+    """
     stop: bool = False
     """Whether a job that becomes too old is stopped at once, or ignored when it arrives."""
 
@@ -36,13 +39,21 @@ class RingmasterASGD(IndependentWorkers[RingmasterState]):
         return RingmasterState(x, n, sent=[0] * n)
 
     def step(self, s: RingmasterState, a: Arrival) -> Orders:
-        too_old = s.n if self.threshold is None else self.threshold
+        too_old = self.too_old(s)
         if s.version - s.sent[a.worker] < too_old:
-            s.descend(a.value, self.lr)
+            self.update(s, a.value)
         late = [i for i in s.present if s.version - s.sent[i] >= too_old and i != a.worker] if self.stop else []
         for worker in (a.worker, *late):
             s.sent[worker] = s.version
         return [send(a.worker), *(order for worker in late for order in (cancel(worker), send(worker)))]
+
+    def too_old(self, s: RingmasterState) -> int:
+        """How many updates old is too old now."""
+        return s.n if self.threshold is None else self.threshold
+
+    def update(self, s: RingmasterState, gradient: Tensor) -> None:
+        """Use a gradient that is young enough."""
+        s.descend(gradient, self.lr)
 
     def join(self, s: RingmasterState, worker: int) -> Orders:
         s.sent[worker] = s.version

@@ -110,6 +110,30 @@ class State:
         self.descents += 1
 
 
+@dataclass(kw_only=True)
+class ShapedState(State):
+    """A server that looks at the weights tensor by tensor; whoever runs it fills in the problem's ``layout``."""
+
+    layout: list[list[Any]] = field(default_factory=list)  # of each tensor its first number and its shape; none: one vector
+
+    def pieces(self, flat: Tensor) -> list[Tensor]:
+        """The tensors that a flat one (..., d) consists of, each of them flat, too."""
+        return [flat[..., first : first + math.prod(shape)] for first, shape in self._places(flat)]
+
+    def shaped(self, flat: Tensor) -> list[Tensor]:
+        """The tensors that a flat one (..., d) consists of, each (..., shape)."""
+        shapes = [shape for _, shape in self._places(flat)]
+        return [piece.reshape(*flat.shape[:-1], *shape) for piece, shape in zip(self.pieces(flat), shapes, strict=True)]
+
+    def _places(self, flat: Tensor) -> list[list[Any]]:
+        return self.layout or [[0, [flat.shape[-1]]]]
+
+    def flattened(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The inverse of both."""
+        axes = self.weights.ndim - 1  # in front, where several runs advance together
+        return torch.cat([tensor.reshape(*tensor.shape[:axes], -1) for tensor in tensors], dim=-1)
+
+
 _MOST_ENTRIES = 2000  # tensors of a list or a dict whose changes are noticed
 
 

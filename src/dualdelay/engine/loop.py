@@ -14,7 +14,7 @@ from ..core.aggregate import AggregateState, TableFormat
 from ..core.devices import placed
 from ..core.draws import Draws
 from ..core.errors import BadInput, DualDelayError, RunFailed
-from ..core.state import Snapshot, State, Stepper, checksum
+from ..core.state import ShapedState, Snapshot, State, Stepper, checksum
 from ..core.work import checked_memory, expected_parts
 from .evaluation import Evaluations, Metric, Row, Schedule
 from .events import Event, EventKind
@@ -55,6 +55,9 @@ class Loop:
         self.state.optimizer = optimizer
         if isinstance(self.state, AggregateState):
             self.state.table_format = table_format
+        if isinstance(self.state, ShapedState):
+            places = {first: list(shape) for _, first, shape in problem.layout()}  # tied parameters have several names
+            self.state.layout = [[first, places[first]] for first in sorted(places)]
         self._shapes = algorithm.shapes(x)
         self._one_shape = list(self._shapes.values()) == [tuple(x.shape)]
         self._names_models = type(algorithm).model is not Algorithm.model
