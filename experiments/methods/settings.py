@@ -56,9 +56,10 @@ def _outer(name: str, **settings: Any) -> Make:
 
 
 EXACT = ("iag", "sag", "saga")  # with local steps a job would be many passes over all data
-OUTER = ("diloco", "delayed_nesterov", "lookahead", "heloco")
+OUTER = ("diloco", "delayed_nesterov", "mla", "heloco")
 ENTRIES: dict[str, Make] = {name: _plain(name) for name in dd.ALGORITHMS} | {
     "mifa": _plain("mifa", active=WORKERS // 2),  # with all of them it would be synchronous SGD again
+    "mimic": _plain("mimic", sampled=WORKERS // 2),  # likewise
     "generalized": _by_speed,
     "fedfix": lambda lr, times, k: dd.algorithms.FedFix(lr=lr, period=k * median(times)),
     **{name: _polled(name) for name in ("quafl", "favano")},
@@ -87,7 +88,19 @@ FAMILIES = {
     "made for heterogeneous data": ("dude", "rescaled", "malenia", "ringleader", "ca2fl", "aced", "sync_by_speed"),
     "made for homogeneous data": ("dude", "rennala", "ringmaster", "delay_adaptive"),
     "named in the paper's text": ("dude", "generalized", "fedasync", "fedfix", "iag", "sag", "saga"),
-    "later, with a step of its own": ("dude", "fadas"),
+    "workers with models of their own": (
+        "dude",
+        "quafl",
+        "favano",
+        "scaffold",
+        "mimic",
+        "area",
+        "asofed",
+        "defedavg",
+        "adpsgd",
+    ),
+    "momentum at the server": ("dude", "diloco", "delayed_nesterov", "mla", "heloco", "ormo"),
+    "corrected or scaled": ("dude", "auto", "adsaga", "dc_asgd", "fadas", "ringmaster_lmo"),
 }
 
 
@@ -125,13 +138,18 @@ class Setting:
     def run(self, entry: str, lr: float, seed: int) -> tuple[dd.Algorithm[Any], dd.Problem]:
         """The method and the problem of a run: local steps are the method's, or the problem's with the method's step.
 
-        AutoDuDe's step is lr / 8 at first, FADAS's step is no step of plain SGD: its inner one is 2^-4. DuDe with AdamW
-        inside takes how far its workers have moved as it is: its step is that of AdamW.
+        AutoDuDe's step is lr / 8 at first; the steps of FADAS and of the LMO are none of plain SGD: the inner one is 2^-4.
+        DuDe with AdamW inside takes how far its workers have moved as it is: its step is that of AdamW.
         """
         algorithm, problem = entries(self.k)[entry](lr, self.times(seed), self.k), self.made(seed)
         if self.k == 1 or algorithm.most_steps > 1:
             return algorithm, problem
-        inner = {"auto": lr / 8, "auto default": FIXED["auto default"] / 8, "fadas": 2.0**-4}.get(entry, lr)
+        inner = {
+            "auto": lr / 8,
+            "auto default": FIXED["auto default"] / 8,
+            "fadas": 2.0**-4,
+            "ringmaster_lmo": 2.0**-4,
+        }.get(entry, lr)
         optimizer = ("AdamW", "keep") if entry in ADAM else ()
         return algorithm, dd.LocalSteps(problem, self.k, inner, *optimizer)
 

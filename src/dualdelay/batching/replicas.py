@@ -54,6 +54,8 @@ def stacked(values: Sequence[Any]) -> Any:
     first = values[0]
     if isinstance(first, Tensor):
         return torch.stack(list(values))
+    if isinstance(first, Packed):
+        return Packed(first.length, stacked([value.parts for value in values]))
     if any(value != first if not isinstance(first, (list, tuple, dict)) else len(value) != len(first) for value in values):
         raise Apart(f"{values}")
     if isinstance(first, (list, tuple)):
@@ -64,12 +66,15 @@ def stacked(values: Sequence[Any]) -> Any:
 
 
 def _known(values: Sequence[Sequence[Sequence[Any]]]) -> list[list[Any]]:
-    """Gradients that all runs had computed and were not due yet, with a loss and a norm for each run."""
+    """What all runs had computed and was not due yet, with a loss and a norm for each run.
+
+    These two may be equal in all runs or not a number; the rest is stacked.
+    """
     known = []
-    for worker, draw, gradient in stacked([[gradient[:3] for gradient in own] for own in values]):
-        rows = [gradient[3:] for own in values for gradient in own if gradient[:2] == [worker, draw]]
-        signs = (torch.tensor(part, dtype=gradient.dtype) for part in zip(*rows, strict=True))
-        known.append([worker, draw, gradient, *signs])
+    for jobs in zip(*values, strict=True):
+        worker, draw, value, keep = stacked([[*job[:3], job[5]] for job in jobs])
+        signs = (torch.tensor(part, dtype=torch.float64) for part in zip(*(job[3:5] for job in jobs), strict=True))
+        known.append([worker, draw, value, *signs, keep])
     return known
 
 

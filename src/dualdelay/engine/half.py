@@ -158,7 +158,7 @@ class Half:
             done = self._run_stacked(gradients, which, _Joint(first.job, models, first.steps, kept), tasks)
         except _OneWorker:
             return [answer for task in tasks for answer in self.run_together(gradients, which, [task])]
-        losses = done.loss.tolist() if len(which) == 1 else done.loss
+        losses = done.loss if is_replicas(tasks[0].model) else done.loss.tolist()
         return [Answer(_row(done.message, k), _row(done.keep, k), losses[k], done.steps) for k in range(len(tasks))]
 
     def _run_stacked(
@@ -190,7 +190,7 @@ class Half:
         if not isinstance(answer.loss, Tensor):  # it took no gradient
             first = next(iter(_named(joint.model, "").values()))
             answer = answer._replace(loss=first.new_full(first.shape[:-1], math.nan, dtype=torch.float64))
-        if len(tasks) == 1 and len(which) == 1 and isinstance(answer.loss, Tensor):
+        if len(tasks) == 1 and not is_replicas(joint.model):
             answer = answer._replace(loss=float(answer.loss))
         return answer
 
@@ -258,6 +258,12 @@ class Half:
         at_work = RunningJob(Job(0, 0, 0), self.span, lambda y, step: (torch.zeros_like(y), 0.0))
         message, _ = self.algorithm.work(None, model, at_work)
         return message if self.uplink is None else _made_small(message, {}, self.uplink)[0]
+
+
+def is_replicas(model: Sent) -> bool:
+    """Whether a model has a row for each of several runs, or of one that is computed as they are."""
+    first: Tensor = next(iter(_named(model, "").values()))
+    return first.ndim > 1
 
 
 def _stacked(values: Sequence[Any]) -> Any:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..core import BatchedGradients, Job, Message, Problem
 from ..core.state import is_finite
 from ..core.work import Sent
-from ..engine.half import Half, Kept, parts_of
+from ..engine.half import Half, Kept, is_replicas, parts_of
 
 Key = tuple[int, int]  # a job in flight: worker and draw
 
@@ -178,7 +178,7 @@ class Batcher:
     def _do_together(self, member: GradientsInBatches, half: Half, tasks: Sequence[Task]) -> None:
         done = half.run_together(self._gradients, member.problems, tasks)
         for task, answer in zip(tasks, done, strict=True):
-            norm = None if len(member.problems) == 1 else _norm(answer.message)
+            norm = _norm(answer.message) if is_replicas(task.model) else None
             member.computed[task.key] = Computed(answer.message, answer.loss, norm, answer.keep)
 
     def _call(self, jobs: Sequence[tuple[GradientsInBatches, Task]]) -> None:
