@@ -23,12 +23,17 @@ from ..engine.trace import Column, Recorder, Trace
 from ..simulation.local_fleet import LocalFleet
 
 
-def column(algorithms: Sequence[Algorithm[Any]], device: torch.device) -> Algorithm[Any]:
-    """One algorithm for runs that differ in the step size alone, which becomes a column (r, 1)."""
+def column(
+    algorithms: Sequence[Algorithm[Any]], device: torch.device, dtype: torch.dtype = torch.float64
+) -> Algorithm[Any]:
+    """One algorithm for runs that differ in the step size alone, which becomes a column (r, 1).
+
+    At the server it is float64, as sums are; at the workers it has the type of the weights, lest these become another.
+    """
     rates = [algorithm.lr for algorithm in algorithms]
     joint = copy.copy(algorithms[0])
     if len(set(rates)) > 1:
-        object.__setattr__(joint, "lr", torch.tensor(rates, dtype=torch.float64, device=device)[:, None])
+        object.__setattr__(joint, "lr", torch.tensor(rates, dtype=dtype, device=device)[:, None])
     return joint
 
 

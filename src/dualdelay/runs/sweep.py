@@ -473,7 +473,7 @@ def _group(members: Sequence[Member], batcher: Batcher, which: Sequence[int]) ->
     spec, algorithms = members[0].spec, [member.spec.algorithm for member in members]
     assert isinstance(spec.fleet, SimulatedFleet)
     spec.require_rules()
-    half = Half(column(algorithms, spec.x.device), spec.server.uplink)
+    half = Half(column(algorithms, spec.x.device, spec.x.dtype), spec.server.uplink)
     gradients = GradientsInBatches(batcher, which, None if half.computes_ahead(spec.problem) else half)
     fleet = LocalFleet(spec.problem, spec.fleet.clock(), half, gradients=gradients, downlink=spec.server.downlink)
     loop = Replicas(
