@@ -35,8 +35,8 @@ class LyingFleet(VirtualFleet):
 
     spoil: Callable[[Notice], list[Any]] = field(repr=False, compare=False)
 
-    def connect(self, problem: dd.Problem, message: Any, output: Path | None = None) -> VirtualTransport:
-        transport = super().connect(problem, message)
+    def connect(self, problem: dd.Problem, half: Any, output: Path | None = None) -> VirtualTransport:
+        transport = super().connect(problem, half)
         receive = transport.receive
         transport.receive = lambda timeout: [lie for notice in receive(timeout) for lie in self.spoil(notice)]
         return transport
@@ -46,8 +46,8 @@ class LyingFleet(VirtualFleet):
 class LocalRay(dd.RayFleet):
     """What folders call Ray's workers, in this process and on virtual time."""
 
-    def connect(self, problem: dd.Problem, message: Any, output: Path | None) -> VirtualTransport:
-        return VirtualFleet().connect(problem, message)
+    def connect(self, problem: dd.Problem, half: Any, output: Path | None) -> VirtualTransport:
+        return VirtualFleet().connect(problem, half)
 
 
 @contextmanager

@@ -363,7 +363,14 @@ class RealRun(Action):
             raise Failure("lost run", "the folder is gone")
         run = must("lost run", "going on", lambda: self.act(place))
         again = must("wrong bit", "replay", lambda: dd.replay(folder, watch=dd.Reporting(progress=False)))
-        other = differences(bits(again), bits(run), "ended", "audit", "summary", "notes")
+        left = (
+            "ended",
+            "audit",
+            "summary",
+            "notes",
+            "trace down",
+        )  # what was sent twice, or to a new process, is not replayed
+        other = differences(bits(again), bits(run), *left)
         if other or run.version != 8 or run.audit is None or not run.audit < 1e-9:
             raise Failure(
                 "wrong bit", f"version {run.version}, audit {run.audit}, another {', '.join(other[:3])} in a replay"

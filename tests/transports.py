@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import heapq
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,8 +21,10 @@ from dualdelay.workers.messages import (
     EvaluationRequest,
     JobRequest,
     Notice,
+    PollRequest,
     Ready,
     Reply,
+    Request,
     as_arrays,
     as_tensors,
 )
@@ -45,7 +48,7 @@ class VirtualFleet(WorkerFleet):
     start_seconds: Callable[[int, int], float] = lambda worker, incarnation: 0.05
     """How long a worker's process takes to start, by worker and incarnation; below zero: so long until it dies."""
     job_seconds: Callable[[JobRequest], float] = lambda request: 0.02
-    """How long a job takes."""
+    """How long a job takes, its steps equal parts of that; one that is held goes on until it is polled."""
     evaluation_seconds: Callable[[EvaluationRequest], float] = lambda request: 0.01
     """How long an evaluation takes."""
     together: float = 0.0
@@ -56,10 +59,42 @@ class VirtualFleet(WorkerFleet):
         return VirtualTransport(self, problem, half)
 
 
+@dataclass
+class Running:
+    """A job of several steps at a virtual process."""
+
+    request: JobRequest
+    start: float
+    seconds: float  # of all its steps
+    compute: Callable[[], Notice | None]
+    over: bool = False
+
+    def steps_by(self, moment: float) -> int:
+        """How many steps there was time for by then."""
+        share = (moment - self.start) / self.seconds if self.seconds else math.inf
+        return max(0, min(self.request.steps, int(share * self.request.steps)))
+
+
 class VirtualProcess(Worker):
     """A worker that can be killed."""
 
     alive, free, incarnation = True, 0.0, 0  # free: when it has done what it was asked for
+
+    def __init__(self, *worker: Any) -> None:
+        super().__init__(*worker)
+        self.begun = -1  # the last request that it has got
+        self.running: Running | None = None  # a job that a poll would end
+        self.behind: list[Callable[[], None]] = []  # what it was asked for while it holds one
+        self.time_for: dict[int, int] = {}  # by request: the steps that there is time for until it is polled
+
+    @property
+    def holds(self) -> bool:
+        """Whether it hears nothing but polls."""
+        return self.running is not None and self.running.request.hold and not self.running.over
+
+    def _is_over(self, request: JobRequest, step: int) -> bool:
+        by_time = self.time_for.get(request.sequence)
+        return super()._is_over(request, step) if by_time is None else step >= by_time
 
 
 class VirtualTransport(Transport):
@@ -111,20 +146,59 @@ class VirtualTransport(Transport):
     def get(self, model: Any) -> Any:
         return as_tensors(model)
 
-    def send(self, request: JobRequest | EvaluationRequest, model: Any, held: Kept | None = None) -> None:
+    def send(self, request: Request, model: Any = None, held: Kept | None = None) -> None:
         process = self.processes.get(request.worker)
         if process is None:
             return
-        if isinstance(request, JobRequest):
-            array = copy.deepcopy(as_arrays(held))
-            taken = self._fleet.job_seconds(request)
+        if isinstance(request, PollRequest):
+            self._poll(process, request)
+        elif process.holds and not (isinstance(request, EvaluationRequest) and request.aside):
+            process.behind.append(lambda: VirtualTransport.send(self, request, model, held))
+        elif isinstance(request, JobRequest):
+            self._send_job(process, request, model, copy.deepcopy(as_arrays(held)))
+        else:
+            self._send_evaluation(process, request, model)
 
-            def computed() -> Reply | None:
-                reply = process.compute(request, model, array)
-                return None if reply is None else reply._replace(seconds=taken)
+    def _send_job(self, process: VirtualProcess, request: JobRequest, model: Any, held: Any) -> None:
+        taken = self._fleet.job_seconds(request)
 
-            self._call(process, taken, computed)
+        def computed() -> Reply | None:
+            reply = process.compute(request, model, held)
+            return None if reply is None else reply._replace(seconds=taken)
+
+        known, process.begun = request.sequence <= process.begun, max(request.sequence, process.begun)
+        over = request.polled or process._polled >= request.sequence
+        if known or over or not (request.hold or request.steps > 1):
+            self._call(process, 0.0 if known or over else taken, computed)
             return
+        start = max(self.time.now, process.free)
+        running = process.running = Running(request, start, taken, computed)
+        if not request.hold:
+            process.free = start + taken
+            self.at(process.free, lambda: self._end(process, running))
+
+    def _poll(self, process: VirtualProcess, request: PollRequest) -> None:
+        """A poll reaches a process, which may be in the middle of a job."""
+        process.poll(request)
+        running = process.running
+        if running is None or running.over or request.sequence < running.request.sequence:
+            return
+        process.time_for[running.request.sequence] = running.steps_by(self.time.now)
+        process.free = max(self.time.now, running.start, process.free if running.request.hold else 0.0)
+        self.at(process.free, lambda: self._end(process, running))
+
+    def _end(self, process: VirtualProcess, running: Running) -> Notice | None:
+        """A job ends, by itself or polled, and what has waited for that begins."""
+        if running.over or not process.alive:
+            return None
+        running.over = True
+        notice, behind = running.compute(), process.behind
+        process.behind = []
+        for call in behind:
+            call()
+        return notice
+
+    def _send_evaluation(self, process: VirtualProcess, request: EvaluationRequest, model: Any) -> None:
         seconds = self._fleet.evaluation_seconds(request)
 
         def evaluated() -> Evaluated:
@@ -162,7 +236,7 @@ class VirtualTransport(Transport):
             self.stop(worker)
 
 
-Weather = Callable[[JobRequest | Reply], Sequence[float]]
+Weather = Callable[[JobRequest | PollRequest | Reply], Sequence[float]]
 """The delays, in seconds, with which a message arrives: one of zero usually; none: it is lost; two: it comes twice."""
 
 
@@ -173,18 +247,18 @@ class LossyTransport:
         self._inner, self._weather = inner, weather
         self.now, self.start, self.stop, self.put, self.get = inner.now, inner.start, inner.stop, inner.put, inner.get
         self.kept, self.why_not_started, self.close = inner.kept, inner.why_not_started, inner.close
-        self._late: list[tuple[float, int, JobRequest | Reply, tuple[Any, ...]]] = []
+        self._late: list[tuple[float, int, JobRequest | PollRequest | Reply, tuple[Any, ...]]] = []
         self._count = itertools.count()
 
-    def _deliver(self, message: JobRequest | Reply, *rest: Any) -> None:
+    def _deliver(self, message: JobRequest | PollRequest | Reply, *rest: Any) -> None:
         for delay in self._weather(message):
             heapq.heappush(self._late, (self.now() + delay, next(self._count), message, rest))
 
-    def send(self, request: JobRequest | EvaluationRequest, model: Any, held: Kept | None = None) -> None:
-        if isinstance(request, JobRequest):
-            self._deliver(request, model, held)
-        else:
+    def send(self, request: Request, model: Any = None, held: Kept | None = None) -> None:
+        if isinstance(request, EvaluationRequest):
             self._inner.send(request, model)
+        else:
+            self._deliver(request, model, held)
 
     def receive(self, timeout: float) -> list[Notice]:
         until, notices = self.now() + timeout, list[Notice]()

@@ -6,7 +6,7 @@ whose seconds pass only while the coordinator waits. Here are a fleet whose work
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from torch import Tensor
 
 import dualdelay as dd
 from dualdelay.core import Memory, Orders
+from dualdelay.core.compression import Compress, Packed
 from dualdelay.engine.evaluation import Schedule
 from dualdelay.engine.events import EventKind
 from dualdelay.engine.half import Half, Kept
@@ -26,7 +27,7 @@ from dualdelay.simulation.clocks import RecordedClock
 from dualdelay.simulation.local_fleet import LocalFleet
 from dualdelay.storage.files import decode, encode
 from dualdelay.workers.coordinator import Coordinator
-from dualdelay.workers.messages import EvaluationRequest, JobRequest, Reply
+from dualdelay.workers.messages import JobRequest, PollRequest, Reply, Request
 from dualdelay.workers.records import MemoryPlace
 from dualdelay.workers.transport import Transport
 from helpers import rounding
@@ -39,7 +40,7 @@ DUDE = partial(dd.DuDe, lr=0.05, memory="workers")
 class MortalTransport(VirtualTransport):
     """Processes that die when they have computed certain jobs, before they send the reply."""
 
-    def send(self, request: JobRequest | EvaluationRequest, model: Any, held: Kept | None = None) -> None:
+    def send(self, request: Request, model: Any = None, held: Kept | None = None) -> None:
         fleet, process = self._fleet, self.processes.get(request.worker)
         assert isinstance(fleet, MortalFleet)
         if process is not None and isinstance(request, JobRequest) and fleet.dies(request):
@@ -68,6 +69,17 @@ def fleet_of(**settings: Any) -> MortalFleet:
     return MortalFleet(faults=dd.FaultPolicy(**faults), **settings)
 
 
+def nbytes(value: Any) -> int:
+    """The bytes of the numbers in what is sent."""
+    if isinstance(value, (np.ndarray, Tensor)):
+        return value.nbytes
+    if isinstance(value, Packed):
+        return sum(map(nbytes, value.parts))
+    if isinstance(value, Mapping):
+        return sum(map(nbytes, value.values()))
+    return 0 if value is None else 8
+
+
 class RandomWeather:
     """Loses, repeats and delays messages in both directions, by a seed; these are shares of them, and seconds."""
 
@@ -78,8 +90,8 @@ class RandomWeather:
         self._shares = np.cumsum([lost, repeated, late])
         self.counts = dict.fromkeys(("lost", "repeated", "late", "requests", "replies"), 0)
 
-    def __call__(self, message: JobRequest | Reply) -> list[float]:
-        self.counts["requests" if isinstance(message, JobRequest) else "replies"] += 1
+    def __call__(self, message: JobRequest | PollRequest | Reply) -> list[float]:
+        self.counts["replies" if isinstance(message, Reply) else "requests"] += 1
         fate = int(np.searchsorted(self._shares, self._random.random(), side="right"))
         if fate < 3:
             self.counts[("lost", "repeated", "late")[fate]] += 1
@@ -97,19 +109,37 @@ class VirtualRun:
         fleet: VirtualFleet | None = None,
         schedule: Schedule | None = None,
         before: VirtualRun | None = None,
+        uplink: Compress = None,
+        downlink: Compress = None,
         **loop: Any,
     ) -> None:
         problem, fleet = problem or dd.Quadratic(TRIO, noise=0.3), fleet or VirtualFleet()
         if before is not None:
-            fleet = replace(fleet, time=before.transport.time)  # the clock goes on
-        self.control, self.transport = fleet.control, fleet.connect(problem, Half(algorithm))
-        self.workers = Coordinator(fleet, problem, Half(algorithm), self.transport)
+            fleet = replace(fleet, time=before.time)  # the clock goes on
+        self.half, self.downlink, self.time = Half(algorithm, uplink), downlink, fleet.time
+        self.control, self.transport = fleet.control, fleet.connect(problem, self.half)
+        self.processes = fleet.transports[-1] if isinstance(fleet, MortalFleet) else self.transport
+        self.sent: dict[tuple[int, int], int] = {} if before is None else before.sent  # bytes, by worker and draw
+        self._count_bytes()
+        self.workers = Coordinator(fleet, problem, self.half, self.transport, downlink)
         self.records = self.workers.records
         self.loop = Loop(algorithm, problem, self.workers, problem.start(0), schedule=schedule, **loop)
         if before is None:
             self.loop.begin()
         else:
             self.loop.load(decode(encode(before.loop.save())), before.loop.recorder.rows())
+
+    def _count_bytes(self) -> None:
+        """Add up what the transport is given for each job."""
+        send = self.transport.send
+
+        def counted(request: Request, model: Any = None, held: Any = None) -> None:
+            if isinstance(request, JobRequest):
+                key = (request.worker, request.draw)
+                self.sent[key] = self.sent.get(key, 0) + nbytes(model) + nbytes(held)
+            send(request, model, held)
+
+        self.transport.send = counted  # type: ignore[method-assign]
 
     def go(self, events: int) -> VirtualRun:
         """Let so many events happen."""
@@ -134,12 +164,12 @@ class VirtualRun:
 
     @property
     def kept(self) -> dict[int, Memory]:
-        """The gradients in the sum, from wherever they are kept; those that are lost are missing."""
+        """What workers keep for the method, wherever that is; what is lost is missing."""
         at_workers = [r for r in self.records if r.memory is MemoryPlace.AT_WORKER and r.accepted >= 0]
         kept = self.transport.kept({record.number: record.accepted for record in at_workers})
         known = {worker: held for worker, held in kept.items() if held is not None}
         known |= {record.number: record.held for record in self.records if record.held is not None}
-        return {worker: held["method"] for worker, held in known.items()}
+        return {worker: held["method"] for worker, held in known.items() if "method" in held}
 
     def check_sum(self) -> bool:
         """If no memory is lost now, the sum is that of what is kept; was there something to check?"""
@@ -158,19 +188,27 @@ class VirtualRun:
         """Every job in flight is in one record."""
         known = [(record.number, draw) for record in self.records for draw in record.jobs]
         assert sorted(known) == sorted((job.worker, job.draw) for job in self.workers.in_flight)
+        assert all(record.polled <= set(record.jobs) for record in self.records)
 
     def check_replay(self) -> None:
         """The recorded order, in one process, gives the same bits."""
         algorithm, problem, trace = self.loop.algorithm, self.loop.problem, self.loop.recorder.trace()
-        fleet = LocalFleet(problem, RecordedClock(trace), Half(algorithm))
+        fleet = LocalFleet(problem, RecordedClock(trace), self.half, downlink=self.downlink)
         again = Loop(algorithm, problem, fleet, problem.start(0), on_nonfinite=None)
         again.begin()
         while fleet.peek() is not None:
             again.advance()
         replayed = again.recorder.trace()
-        for name in ("version", "after", "loss", "fingerprint"):
+        for name in ("version", "after", "loss", "fingerprint", "bytes", "steps"):
             assert replayed[name].tobytes() == trace[name].tobytes(), name
         assert torch.equal(again.state.x, self.loop.state.x)
+        assert getattr(again.state, "log", None) == getattr(self.loop.state, "log", None)
+
+    def check_bytes(self) -> None:
+        """What the record says that workers were sent is what the transport was given for their jobs."""
+        trace = self.loop.recorder.trace()
+        jobs = zip(trace.worker.tolist(), trace.draw.tolist(), strict=True)
+        assert trace.down.tolist() == [self.sent[job] for job in jobs]
 
     def check(self) -> None:
         """The sum, the jobs and the record are right."""

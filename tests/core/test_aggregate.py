@@ -159,10 +159,10 @@ def test_after_a_huge_gradient_the_sum_is_exact_again_once_it_is_added_up_anew(w
 
 
 def test_the_remainder_is_the_gradient_of_the_worker_that_lost_its_own() -> None:
-    s, held = state(torch.zeros(2), 3), {k: torch.tensor([2.0**k, 1.0], dtype=torch.float64) for k in range(3)}
+    s, held = state(torch.zeros(2), 3), {k: {"gradient": torch.tensor([2.0**k, 1.0]).double()} for k in range(3)}
     s.table = None  # the workers keep their gradients, and send differences
-    for worker, gradient in held.items():
-        s.replace(worker, gradient)
+    for worker, memory in held.items():
+        s.replace(worker, memory["gradient"])
     assert s.remainder({k: held[k] for k in (0, 2)}).tolist() == [2.0, 1.0]
     assert s.audit(held) == 0.0
     s.leave(1, held.pop(1))

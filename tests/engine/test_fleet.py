@@ -119,7 +119,7 @@ REFUSED = [
     (dd.send(0.0), r"send\(0\.0\) was ordered; expected a worker"),
     (dd.wake(float("inf")), r"wake\(inf\) was ordered; expected a time, a finite number"),
     (dd.wake("soon"), r"wake\('soon'\) was ordered; expected a time"),
-    (("send", 0), r"\('send', 0\) is no order; expected dd\.send, dd\.again, dd\.cancel or dd\.wake"),
+    (("send", 0), r"\('send', 0\) is no order; expected dd\.send, dd\.again, dd\.poll, dd\.cancel or dd\.wake"),
 ]
 
 

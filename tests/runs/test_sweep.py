@@ -140,7 +140,11 @@ def test_runs_that_take_more_memory_than_there_is_are_computed_in_parts(tmp_path
 STOP_BY_X = {"evaluation": dd.Evaluation(early_stop=dd.EarlyStop("min x", 1.0))}
 METRIC_TIME = {"evaluation": dd.Evaluation(metrics={"time": len})}
 BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "a setting that one method has not": ({"algorithm": [dd.DuDe(LR), dd.VanillaASGD(LR)], "wait_for": [1, 2]}, {}, "wait_for"),
+    "a setting that one method has not": (
+        {"algorithm": [dd.DuDe(LR), dd.VanillaASGD(LR)], "wait_for": [1, 2]},
+        {},
+        "wait_for",
+    ),
     "a misspelt setting": ({"algorithm": [dd.DuDe(LR)], "wait_fro": [1]}, {}, "did you mean 'wait_for'"),
     "an axis without values": ({"algorithm": [dd.DuDe(LR)], "lr": []}, {}, "'lr'"),
     "no methods": ({"algorithm": []}, {}, "'algorithm'"),

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
+from dualdelay.algorithms import SCAFFOLD
 from dualdelay.core import OneAtATime
 from dualdelay.engine.half import Half
 from dualdelay.engine.loop import Loop
@@ -108,11 +109,19 @@ def test_workers_of_equal_speed_need_one_call_a_round_or_as_many_as_it_takes(mos
     assert differences(*runs) == []
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+def test_halves_of_equal_length_take_each_step_in_one_call() -> None:
+    problem = Recorded(7)
+    dd.simulate(SCAFFOLD(LR, steps=3), problem, dd.FixedSpeeds([1.0] * 7), updates=2, compute=BATCHED)
+    assert problem.calls.jobs == [
+        [(worker, 3 * turn + step) for worker in range(7)] for turn in range(2) for step in range(3)
+    ]
+
+
+@pytest.mark.parametrize("name", [name for name, method in ALGORITHMS.items() if method.ahead])
 def test_a_call_has_every_job_in_flight_whose_gradient_is_not_known_and_is_made_when_one_is_due(name: str) -> None:
     problem, speeds = Recorded(5), dd.speeds.ExponentialSpeeds([1.0, 1.0, 2.0, 3.0, 9.0], seed=3)
     half = Half(ALGORITHMS[name])
-    gradients = GradientsInBatches(Batcher(problem.batched([problem])), [0], None if half.computes_ahead(problem) else half)
+    gradients = GradientsInBatches(Batcher(problem.batched([problem])), [0])
     fleet = LocalFleet(problem, VirtualClock(speeds), half, gradients=gradients)
     loop = Loop(ALGORITHMS[name], problem, fleet, problem.start(0))
     known: set[tuple[int, int]] = set()

@@ -82,7 +82,7 @@ def test_the_gradient_of_a_worker_that_has_left_is_neither_counted_nor_saved():
     here.control.leave(2)
     while here.kinds != [("left", 2)]:
         here.go(1)
-    held, saved = here.workers.held(), here.loop.save()["fleet"]
+    held, saved = here.loop.memories(), here.loop.save()["fleet"]
     close = rounding(4 * len(here.loop.recorder.trace()))
     assert set(held) == {0, 1} and here.loop.state.audit(held) <= close
     assert (len(saved["held"]), saved["lost"], saved["left"]) == (2, [], [2])
@@ -268,13 +268,13 @@ def test_a_frozen_gradient_outlives_its_process_and_what_others_lose_later():
     problem = Rough(TRIO)
     problem.raises, problem.spoils = lambda *job: job == (1, 20), lambda *job: False
     here = VirtualRun(DUDE(), problem, fleet_of(gone="freeze", retries=0)).go(100)
-    frozen = here.kept[1]
+    frozen = here.kept[1]["gradient"]
     here.transport.kill(1)
     here.go(20).transport.kill(2)
     here.go(100)
     restored = [(kind, worker) for worker in (1, 2) for kind in ("crashed", "lost", "restored")]
     assert here.kinds == [("failed", 1), ("frozen", 1), *restored]
-    assert float((here.kept[1] - frozen).abs().max()) <= rounding(2 * 3) * 64 and here.check_sum()
+    assert float((here.kept[1]["gradient"] - frozen).abs().max()) <= rounding(2 * 3) * 64 and here.check_sum()
 
 
 # --- a server that sleeps, workers that do not answer, replies that are none ---

@@ -5,6 +5,7 @@ import torch
 
 import dualdelay as dd
 from dualdelay.engine.fleet import NOTHING
+from dualdelay.engine.half import Half
 from dualdelay.simulation.clocks import VirtualClock
 from dualdelay.simulation.local_fleet import LocalFleet
 from own import NO_NUMBERS, Fresh, refused
@@ -82,7 +83,7 @@ def test_something_else_than_a_fleet_is_refused():
 
 
 def test_a_simulated_fleet_does_not_evaluate():
-    fleet = LocalFleet(TRIO, VirtualClock(dd.FixedSpeeds([1.0, 2.0, 3.0])), dd.DuDe(lr=0.1).message)
+    fleet = LocalFleet(TRIO, VirtualClock(dd.FixedSpeeds([1.0, 2.0, 3.0])), Half(dd.DuDe(lr=0.1)))
     assert not fleet.evaluates and not fleet.wait_for_evaluations() and not fleet.has_evaluation
     asks = (
         lambda: fleet.evaluate(0.0, 0, NOTHING, None, None),

@@ -10,6 +10,7 @@ import ray
 from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
+from dualdelay.engine.half import Half
 from dualdelay.workers.ray_fleet import RayTransport
 from helpers import ROUNDED, check_replay, kinds
 from real import Real, Site, kill, small_net
@@ -72,7 +73,7 @@ def test_a_problem_that_cannot_be_sent_says_so():
 
 def test_what_keeps_a_process_from_starting_is_known(monkeypatch):
     fleet = dd.RayFleet(cpus=65, resources=[{"CPU": 1}, {}, {"CPU": 2, "gold": 2}])
-    transport = RayTransport(fleet, dd.Quadratic([[0.0]] * 3), dd.DuDe(lr=0.1).message)
+    transport = RayTransport(fleet, dd.Quadratic([[0.0]] * 3), Half(dd.DuDe(lr=0.1)))
     try:
         assert transport.why_not_started(0) == ""
         assert transport.why_not_started(1) == ": it claims 65 CPU, and no machine of the cluster has that (the most is 64)"

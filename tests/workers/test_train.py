@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
+from dualdelay.engine.half import Half
 from dualdelay.engine.loop import Loop
 from dualdelay.engine.trace import Trace
 from dualdelay.simulation.clocks import RecordedClock
@@ -64,7 +65,7 @@ def test_the_memory_at_the_server_and_at_the_workers_give_the_same_iterates():
     order = Trace(dict(run.trace.columns), [])
     for memory in ("server", "workers"):
         algorithm = dd.DuDe(lr=0.1, memory=memory)
-        loop = Loop(algorithm, problem, LocalFleet(problem, RecordedClock(order), algorithm.message), problem.start(0))
+        loop = Loop(algorithm, problem, LocalFleet(problem, RecordedClock(order), Half(algorithm)), problem.start(0))
         loop.begin()
         while loop.fleet.peek() is not None:
             loop.advance()

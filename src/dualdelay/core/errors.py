@@ -27,6 +27,10 @@ class BadInput(DualDelayError, ValueError):
         return shortened(super().__str__(), _LONGEST)
 
 
+class BadWork(BadInput):
+    """A method's ``work`` does what it must not: no other process and no second try would help."""
+
+
 class ReplayMismatch(DualDelayError):
     """A replay did not give what was recorded."""
 

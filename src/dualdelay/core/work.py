@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from .compression import Packed
-from .errors import BadInput
+from .errors import BadWork
 from .jobs import Job
 
 Memory = Mapping[str, Tensor | float]
@@ -36,8 +36,7 @@ class RunningJob:
 
     def __init__(self, job: Job, steps: int, gradient: TakeGradient) -> None:
         self._job, self._gradient, self._losses = job, gradient, 0.0
-        self.steps = steps
-        """How many gradients it takes."""
+        self._most = steps
         self.taken = 0
         """How many it has taken."""
 
@@ -56,10 +55,20 @@ class RunningJob:
         """The server's version when the model was sent."""
         return self._job.version
 
+    @property
+    def most(self) -> int:
+        """How many gradients it may come to."""
+        return self._most
+
+    @property
+    def steps(self) -> int:
+        """How many gradients it takes; of a job that ends when it is polled, this is known when it has ended."""
+        return self._most
+
     def gradient(self, y: Tensor) -> Tensor:
         """The gradient at any point, on the worker's next minibatch."""
-        if self.taken == self.steps:
-            raise BadInput(
+        if self.taken == self._most:
+            raise BadWork(
                 f"job {self._job.draw} of worker {self._job.worker} asks for another gradient after {self.taken}, which is "
                 "all it has time for; expected as many as were ordered by send(worker, steps=...). Take them in a loop: "
                 "for _ in job."
@@ -71,7 +80,7 @@ class RunningJob:
 
     def __iter__(self) -> Iterator[int]:
         """The job's steps, each with time for a gradient."""
-        return iter(range(self.taken, self.steps))
+        return iter(range(self.taken, self._most))
 
     @property
     def loss(self) -> float:
@@ -84,13 +93,13 @@ def checked_memory(memory: object, method: str, worker: int) -> dict[str, Any] |
     if memory is None:
         return None
     if not isinstance(memory, Mapping):
-        raise BadInput(
+        raise BadWork(
             f"{method}.work kept a {type(memory).__name__} for worker {worker}; expected named tensors and numbers, such "
             'as {"y": y}, or None.'
         )
     for name, value in memory.items():
         if not isinstance(name, str) or not isinstance(value, (Tensor, int, float)):
-            raise BadInput(
+            raise BadWork(
                 f"{method}.work kept {name!r} for worker {worker}, a {type(value).__name__}, which cannot be saved; "
                 "expected named tensors and numbers."
             )

@@ -30,7 +30,13 @@ class Model(NamedTuple):
     x: Any
     serial: int = 0  # names it among those of one version that were made for one worker alone; 0: for all
     packed: Any = None  # how it differs from what that worker was sent before, if it travels so
-    size: int = 0  # bytes that travel, if the fleet counts them
+    base: int = 0  # the serial of that
+    size: int = 0  # its bytes, where a fleet counts what it sends
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Its name."""
+        return self.version, self.serial
 
 
 class Assignment(NamedTuple):
@@ -134,9 +140,10 @@ class Fleet(ABC):
         if self._downlink is None or before is None:
             return self._lend(version, x, self._serial)
         base = _tensors(self._weights(before))
-        packed = {name: pack(part - base[name], self._downlink) for name, part in _tensors(x).items()}
+        packed = {name: pack(part.to(base[name].device) - base[name], self._downlink) for name, part in _tensors(x).items()}
         moved = {name: base[name] + part.unpack() for name, part in packed.items()}
-        return self._lend(version, moved if isinstance(x, Mapping) else moved[""], self._serial, packed)
+        sent = moved if isinstance(x, Mapping) else moved[""]
+        return self._lend(version, sent, self._serial, packed)._replace(base=before.serial)
 
     def _next_draw(self, worker: int, assignment: Assignment) -> int:
         """Name a worker's next job."""
@@ -151,7 +158,7 @@ class Fleet(ABC):
         One that was polled, after so many ``steps``, is not polled again: it takes as many, or one.
         """
         model, asked, hold, _ = self._jobs[job.worker].pop(job.draw)
-        assignment = Assignment(model, max(1, steps) if hold else asked)
+        assignment = Assignment(model, max(1, steps if hold else asked))
         self._begin(job.worker, self._next_draw(job.worker, assignment), assignment, first=True)
 
     @abstractmethod
@@ -186,14 +193,14 @@ class Fleet(ABC):
     def save(self) -> dict[str, Any]:
         """Everything needed to continue later, as plain values and tensors."""
         in_flight = [(worker, draw, one) for worker, jobs in self._jobs.items() for draw, one in jobs.items()]
-        models = {_key(m): m for m in (*self._models.values(), *(one.model for _, _, one in in_flight))}
+        models = {m.key: m for m in (*self._models.values(), *(one.model for _, _, one in in_flight))}
         places = {key: place for place, key in enumerate(models)}
         return {
             "draws": self._draws,
             "serial": self._serial,
             "weights": [(m.version, m.serial, m.size, self._weights(m)) for m in models.values()],
-            "models": [[worker, places[_key(model)]] for worker, model in self._models.items()],
-            "jobs": [[worker, draw, places[_key(one.model)], *one[1:]] for worker, draw, one in in_flight],
+            "models": [[worker, places[model.key]] for worker, model in self._models.items()],
+            "jobs": [[worker, draw, places[one.model.key], *one[1:]] for worker, draw, one in in_flight],
             "held": list(self.held().items()),
         }
 
@@ -292,10 +299,6 @@ class Fleet(ABC):
 
 def _tensors(x: Sent) -> Mapping[str, Tensor]:
     return x if isinstance(x, Mapping) else {"": x}
-
-
-def _key(model: Model) -> tuple[int, int]:
-    return model.version, model.serial
 
 
 def _kinds(orders: Iterable[Order], worker: int) -> list[type]:

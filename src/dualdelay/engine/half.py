@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -12,8 +12,8 @@ from torch import Tensor
 from ..core import Algorithm, BatchedGradients, Job, Message, Problem, RunningJob
 from ..core.compression import Compress, Packed, pack, unpacked
 from ..core.draws import Draws
-from ..core.errors import BadInput, shown
-from ..core.work import Sent, checked_memory
+from ..core.errors import BadWork, shown
+from ..core.work import Sent, TakeGradient, checked_memory
 
 Kept = dict[str, dict[str, Any]]
 """What a worker keeps: what the method does, the problem (an inner optimiser's state), and what the uplink left out."""
@@ -120,9 +120,12 @@ class Half:
         model: Sent,
         kept: Kept | None,
         known: tuple[Tensor, Any] | None = None,
-        running: type[RunningJob] = RunningJob,
+        running: Callable[[Job, int, TakeGradient], RunningJob] = RunningJob,
     ) -> Answer:
-        """Do a job; ``known`` is its gradient at the model and the loss, if they have been computed."""
+        """Do a job; ``known`` is its gradient at the model and the loss, if they have been computed.
+
+        It goes on as ``running`` says: where it may be polled, that decides after each step.
+        """
         if self.is_default and known is not None and isinstance(model, Tensor):
             gradient = known[0] if known[0].dtype == model.dtype else known[0].to(model.dtype)
             return Answer(gradient, None, known[1], 1)
@@ -202,23 +205,37 @@ class Half:
             return self.algorithm.work(memory, model, at_work)  # type: ignore[return-value]
         given = {**_named(model, "the model"), **{f"what it kept as {name!r}": v for name, v in (memory or {}).items()}}
         marks = {name: value._version for name, value in given.items() if isinstance(value, Tensor)}
-        result = self.algorithm.work(memory, model, at_work)
+        try:
+            result = self.algorithm.work(memory, model, at_work)
+        except BadWork as error:
+            raise BadWork(f"{self.name}.work: {error}") from None
         if not isinstance(result, tuple) or len(result) != 2:
-            raise BadInput(
+            raise BadWork(
                 f"{self.name}.work returned {shown(result)} for worker {worker}; expected a message and what it keeps."
             )
         for name, mark in marks.items():
             if given[name]._version != mark:
-                raise BadInput(
+                raise BadWork(
                     f"{self.name}.work of worker {worker} wrote into {name}; expected a pure function: make a new tensor, "
                     "such as y = model - lr * gradient."
                 )
-        if at_work.taken != at_work.steps:
-            raise BadInput(
-                f"{self.name}.work of worker {worker} took {at_work.taken} gradients in a job of {at_work.steps}; expected "
+        if at_work.taken != at_work.most:
+            raise BadWork(
+                f"{self.name}.work of worker {worker} took {at_work.taken} gradients in a job of {at_work.most}; expected "
                 "as many as there is time for: take them in a loop, for _ in job."
             )
-        return result[0], checked_memory(result[1], self.name, worker)
+        return self._checked_message(result[0], worker), checked_memory(result[1], self.name, worker)
+
+    def _checked_message(self, message: object, worker: int) -> Message:
+        """A message, if it is one."""
+        parts = message if isinstance(message, Mapping) and message else {"": message}
+        for name, part in parts.items():
+            if not isinstance(name, str) or not isinstance(part, (Tensor, Packed)):
+                of = f" as {name!r}" if isinstance(message, Mapping) and message else ""
+                raise BadWork(
+                    f"{self.name}.work of worker {worker} sent {shown(part)}{of}; expected a tensor, or tensors by name."
+                )
+        return message  # type: ignore[return-value]
 
     def _answer(
         self,
@@ -234,7 +251,7 @@ class Half:
         keep = {
             name: value for name, value in ((METHOD, memory), (PROBLEM, state), (UPLINK, left_out)) if value is not None
         }
-        return Answer(message, keep or None, at_work.loss, at_work.steps)
+        return Answer(message, keep or None, at_work.loss, at_work.taken)
 
     def require_pure(self, x: Tensor, n: int) -> None:
         """Refuse a half whose result depends on more than its arguments, by doing the first two jobs of a worker twice."""
@@ -243,7 +260,7 @@ class Half:
         for draw in range(2):
             twice = [self._tried(model, memory, draw) for _ in range(2)]
             if not _equal(*twice):
-                raise BadInput(
+                raise BadWork(
                     f"{self.name}.work gives another message or memory when it is called again with the same arguments; "
                     "expected a pure function: no random numbers, no counters, nothing kept beside what it returns."
                 )

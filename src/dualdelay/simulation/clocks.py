@@ -152,6 +152,11 @@ class VirtualClock(Clock):
 
     def begin(self, work: Work, down: int) -> None:
         self._up = work.up
+        if work.worker in self._held:
+            raise BadInput(
+                f"worker {work.worker} was sent a job behind one that it holds until it is polled; expected "
+                f"poll({work.worker}) before."
+            )
         event = self._arrival(work, self._travel(work.up), self.now + self._travel(down))
         if work.hold:
             self._held[work.worker] = event
@@ -165,7 +170,7 @@ class VirtualClock(Clock):
     def poll(self, worker: int) -> None:
         """The question travels, and the worker goes on meanwhile; steps take equal parts of a job's time."""
         asked = self.now + self._travel(0)
-        event = self._held.pop(worker, None)
+        event, behind = self._held.pop(worker, None), list[tuple[float, int, Event]]()
         if event is None:
             jobs = [entry for entry in self._jobs_of(worker) if entry[2].start + entry[2].seconds > asked]
             if not jobs:
@@ -174,12 +179,14 @@ class VirtualClock(Clock):
             event = entry[2]
             self._heap.remove(entry)
             heapq.heapify(self._heap)
+            behind = sorted(other for other in jobs if other is not entry)
         moments = (event.start + event.seconds * step / event.steps for step in range(1, event.steps + 1))
         end, steps = max(asked, event.start), sum(moment <= asked for moment in moments)
-        self._free[worker] = end
-        self._push(
-            event._replace(time=end + self._travel(self._up), steps=steps, seconds=min(end - event.start, event.seconds))
-        )
+        self._free[worker], travel = end, self._travel(self._up)
+        seconds = min(end - event.start, event.seconds)
+        self._push(event._replace(time=end + travel, steps=steps, seconds=seconds))
+        works = {sent: Work(worker, job.draw, job.batches, self._up, job.steps) for _, sent, job in behind}
+        self._replace({sent: self._arrival(work, travel, end) for sent, work in works.items()})
 
     def _jobs_of(self, worker: int) -> list[tuple[float, int, Event]]:
         """A worker's jobs that will arrive."""
@@ -190,7 +197,7 @@ class VirtualClock(Clock):
         ]
 
     def retry(self, work: Work) -> None:
-        worker, jobs = work.worker, self._jobs_of(work.worker)
+        worker, jobs, held = work.worker, self._jobs_of(work.worker), self._held.pop(work.worker, None)
         waiting = sorted(entry for entry in jobs if entry[2].start >= self.now)
         under_way = (event.start + event.seconds for _, _, event in jobs if event.start < self.now)
         self._free[worker] = max([self.now, *under_way])
@@ -201,6 +208,14 @@ class VirtualClock(Clock):
             )
             for _, sent, event in waiting
         }
+        self._replace(later)
+        if held is not None:  # it begins when the second attempt has ended
+            behind = Work(worker, held.draw, held.batches, work.up, held.steps, True)
+            self._held[worker] = self._arrival(behind, self._travel(work.up), held.start)
+            self._free[worker] = math.inf
+
+    def _replace(self, later: Mapping[int, Event]) -> None:
+        """Events that were pushed earlier, by their order of sending, happen at another time."""
         self._heap = [(later.get(sent, event).time, sent, later.get(sent, event)) for _, sent, event in self._heap]
         heapq.heapify(self._heap)
 

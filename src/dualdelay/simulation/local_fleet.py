@@ -65,14 +65,21 @@ class LocalFleet(Fleet):
     def ready(self) -> bool:
         """Whether what happens next can happen without computing a gradient; if not, it is asked for."""
         event = self.clock.peek()
-        if event is None or event.kind is not EventKind.ARRIVAL or self._gradients.is_known(event.worker, event.draw):
+        if event is None or event.kind is not EventKind.ARRIVAL:
             return True
-        self._gradients.begin(self._task(event))
+        task = self._task(event)
+        if self._gradients.is_known(event.worker, event.draw):
+            return True
+        self._gradients.begin(task)
         return False
 
     def _task(self, event: Event) -> Task:
         """What is to be computed for an arrival."""
-        model = self._jobs[event.worker][event.draw].model
+        assignment = self._jobs[event.worker][event.draw]
+        if event.kind is EventKind.ARRIVAL and event.steps != assignment.steps:  # polled: what was begun is too long
+            self._gradients.ended(event.worker, [event.draw])
+            self._jobs[event.worker][event.draw] = assignment._replace(steps=event.steps)
+        model = assignment.model
         kept = None if self._ahead else self._held.get(event.worker)
         return Task(Job(event.worker, event.draw, model.version), model.x, event.steps, kept)
 
@@ -149,9 +156,9 @@ class LocalFleet(Fleet):
 
     def _lend(self, version: int, x: Sent, serial: int = 0, packed: Any = None) -> Model:
         if serial:
-            return Model(version, x, serial, packed, size_of(x if packed is None else packed))
+            return Model(version, x, serial, packed, size=size_of(x if packed is None else packed))
         self._model_size = self._model_size or size_of(x)
-        return Model(version, x, 0, None, self._model_size)
+        return Model(version, x, size=self._model_size)
 
     def _weights(self, model: Model) -> Sent:
         x: Sent = model.x

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from ..core import Arrival, Job, Message, Problem
-from ..core.compression import Compress, size_of
+from ..core.compression import Compress, Packed, size_of
 from ..core.environment import changes, environment
-from ..core.errors import RunFailed
+from ..core.errors import BadWork, RunFailed
 from ..core.work import Sent
 from ..engine.evaluation import WorkersEvaluation
 from ..engine.events import Event, EventKind
@@ -33,8 +33,10 @@ from .messages import (
     EvaluationRequest,
     JobRequest,
     Notice,
+    PollRequest,
     Ready,
     Reply,
+    as_arrays,
     as_tensors,
     checked,
     is_part,
@@ -180,13 +182,18 @@ class Coordinator(Fleet):
 
     def _has_work(self) -> bool:
         """Whether something may still come: a wake, an evaluation, a job's end or a process that starts late."""
-        working = any(record.at_work and record.jobs for record in self.records)
+        working = any(record.at_work and record.jobs and not self._is_held(record) for record in self.records)
         if self._wakes or self._evaluations.open or working or self._has_any(Status.OVERDUE):
             return True
-        stuck = [record.number for record in self.records if record.jobs]
+        stuck = [record.number for record in self.records if record.jobs and not record.at_work]
         if stuck:
             raise RunFailed(f"nobody is at work: the others wait for workers {stuck}, which are frozen.")
         return False
+
+    def _is_held(self, record: WorkerRecord) -> bool:
+        """Whether a worker's next answer comes when it is polled alone."""
+        first = record.jobs[0]
+        return self._jobs[record.number][first].hold and first not in record.polled
 
     def _prepared(self, event: Event) -> bool:
         """Have at hand what an event needs; if a worker's memory turns out to be lost on the way, that comes first."""
@@ -228,6 +235,8 @@ class Coordinator(Fleet):
         job = Job(event.worker, event.draw, assignment.model.version)
         reply = self.records[event.worker].reply
         assert reply is not None
+        if reply.refused:
+            raise BadWork(reply.refused)
         if reply.error:
             return Arrival(job, NOTHING, event.time, event.seconds, reply.loss, steps=reply.steps)
         message: Message = as_tensors(reply.value)
@@ -236,8 +245,14 @@ class Coordinator(Fleet):
         return Arrival(job, value, event.time, event.seconds, reply.loss, size, reply.steps, down, parts)
 
     def retry(self, job: Job, steps: int = 1) -> None:
-        self.records[job.worker].reply = None
-        super().retry(job, steps)
+        record, assignment = self.records[job.worker], self._jobs[job.worker][job.draw]
+        record.reply, record.down = None, 0
+        if assignment.hold and job.draw not in record.polled:  # it failed before anyone has asked for it: it is held again
+            del self._jobs[job.worker][job.draw]
+            self._begin(job.worker, self._next_draw(job.worker, assignment), assignment, first=True)
+        else:
+            super().retry(job, steps)
+        record.polled.discard(job.draw)
 
     def accept(self, a: Arrival) -> None:
         record = self.records[a.worker]
@@ -245,9 +260,9 @@ class Coordinator(Fleet):
         assert reply is not None
         del self._jobs[a.worker][a.job.draw]
         record.forgive()
-        record.accepted = reply.request.sequence
-        if reply.keeps:
-            record.memory, record.held = MemoryPlace.AT_WORKER, None
+        record.accepted, record.down = reply.request.sequence, 0
+        record.polled.discard(a.job.draw)
+        record.memory, record.held = MemoryPlace.AT_WORKER if reply.keeps else MemoryPlace.NONE, None
         self._dispatch(record)
 
     def _push(self, kind: EventKind, worker: int, draw: int = -1, seconds: float = 0.0, text: str = "") -> None:
@@ -257,9 +272,9 @@ class Coordinator(Fleet):
 
     def _lend(self, version: int, x: Sent, serial: int = 0, packed: Any = None) -> Model:
         if serial:
-            return Model(version, self._transport.put(x), serial, packed)
+            return Model(version, self._transport.put(x), serial, as_arrays(packed), size=size_of(x))
         if self._current.version != version:
-            self._current = Model(version, self._transport.put(x))
+            self._current = Model(version, self._transport.put(x), size=size_of(x))
         return self._current
 
     def _weights(self, model: Model) -> Sent:
@@ -272,7 +287,18 @@ class Coordinator(Fleet):
 
     def cancel(self, worker: int) -> None:
         super().cancel(worker)
-        self._drop_jobs(self.records[worker])
+        self._cancel_jobs(self.records[worker])
+
+    def _cancel_jobs(self, record: WorkerRecord) -> None:
+        """Nobody wants a worker's jobs any more: what it is doing ends at its next step, and what it holds now."""
+        request = record.request
+        self._drop_jobs(record)
+        record.polled.clear()
+        record.down = 0
+        if request is not None and (request.hold or request.steps > 1):
+            if request.hold:  # its process would do nothing else until it hears of this
+                record.release, record.sent, record.pause = request.sequence, self.listening_time, self._policy.resend
+            self._transport.send(PollRequest(*request[:3]))
 
     def _drop_jobs(self, record: WorkerRecord) -> None:
         """A worker's jobs are no more; a reply that was not taken is dropped, and one that still comes."""
@@ -281,7 +307,18 @@ class Coordinator(Fleet):
         self._events = deque(e for e in self._events if not (e.worker == record.number and e.kind.ends_job))
 
     def poll(self, worker: int) -> None:
-        raise NotImplementedError
+        """End a worker's oldest job that was not polled before; if its answer is there already, that was it."""
+        record = self.records[worker]
+        draw = next((draw for draw in record.jobs if draw not in record.polled), None)
+        if draw is None:
+            return
+        record.polled.add(draw)
+        request = record.request
+        if request is not None and request.draw == draw:
+            if request.hold:
+                record.since, record.pause = self.listening_time, self._policy.resend
+            record.request, record.sent = request._replace(polled=True), self.listening_time
+            self._transport.send(PollRequest(*request[:3]))
 
     def _wake(self, time: float) -> None:
         heapq.heappush(self._wakes, time)
@@ -293,19 +330,27 @@ class Coordinator(Fleet):
 
     def _dispatch(self, record: WorkerRecord) -> None:
         """Ask a worker for its next job if it is free, or for an evaluation if it can afford that."""
-        if not record.is_free:
-            return
+        if record.is_free:
+            self._ask_next(record)
+        elif record.can_evaluate_aside:  # which a worker that is polled seldom could not otherwise
+            wanted = self._evaluations.wanted(record.number)
+            if wanted is not None and self._can_afford(record, wanted[1].limit):
+                self._send_evaluation(record, *wanted)
+
+    def _ask_next(self, record: WorkerRecord) -> None:
         wanted = self._evaluations.wanted(record.number)
         if wanted is not None and (not record.queue or self._may_evaluate(record, wanted[1])):
-            number, evaluation = wanted
-            samples = evaluation.next_samples(record.number)
-            record.evaluating = EvaluationRequest(record.number, record.incarnation, number, samples, self._mean_samples)
-            record.since = self.listening_time
-            self._transport.send(record.evaluating, evaluation.model.x)
+            self._send_evaluation(record, *wanted)
         elif record.queue:
             record.sequence += 1
             record.since, record.pause, record.alarmed = self.listening_time, self._policy.resend, False
             self._send_job(record, record.queue.popleft())
+
+    def _send_evaluation(self, record: WorkerRecord, number: int, evaluation: PendingEvaluation) -> None:
+        samples, name = evaluation.next_samples(record.number), (record.number, record.incarnation, number)
+        record.evaluating = EvaluationRequest(*name, samples, self._mean_samples, record.holds)
+        record.since = self.listening_time
+        self._transport.send(record.evaluating, evaluation.model.x)
 
     def _may_evaluate(self, record: WorkerRecord, evaluation: PendingEvaluation) -> bool:
         """Whether an evaluation may go before a job: a job goes first, and then it must fit into the worker's time."""
@@ -319,9 +364,33 @@ class Coordinator(Fleet):
         """Send a request; until a new process has answered once, what it is to keep goes with it."""
         model, steps, hold, _ = self._jobs[record.number][draw]
         name = (record.number, record.incarnation, record.sequence, draw, model.version)
-        record.request = JobRequest(*name, record.accepted, self._mean_samples, steps, hold)
+        x, size, serial, base = model.x, model.size, 0, 0
+        if self._downlink is not None:
+            serial = model.serial
+            if record.has == serial:
+                x, size, base = None, 0, serial
+            elif model.packed is not None and record.has == model.base:
+                x, size, base = model.packed, size_of(model.packed), model.base
+            else:
+                record.has = 0  # the process has this one alone then, as soon as it answers
+        held = record.held if record.accepted < 0 else None
+        polled = draw in record.polled
+        record.request = JobRequest(*name, record.accepted, self._mean_samples, steps, hold, polled, serial, base)
         record.sent = self.listening_time
-        self._transport.send(record.request, model.x, record.held if record.accepted < 0 else None)
+        record.down += size if held is None else size + _size_of_kept(held)
+        self._transport.send(record.request, x, held)
+
+    def _repeat(self, record: WorkerRecord) -> None:
+        """Send again what has not been answered; a process that holds a job hears polls alone."""
+        record.pause *= 2
+        record.sent = self.listening_time
+        self._control.counts["sent again"] += 1
+        if record.release >= 0:
+            self._transport.send(PollRequest(record.number, record.incarnation, record.release))
+        if record.request is not None:
+            if record.request.polled:
+                self._transport.send(PollRequest(record.number, record.incarnation, record.sequence))
+            self._send_job(record, record.request.draw)
 
     # --- notices ---
 
@@ -384,13 +453,16 @@ class Coordinator(Fleet):
         """Take the reply to the request that is open; any other was answered, replaced or cancelled before."""
         named = request_of(reply)
         record = self.records[named.worker] if named is not None and named.worker in range(len(self.records)) else None
+        if named is not None and record is not None and named.incarnation == record.incarnation:
+            record.release = record.release if record.release > named.sequence else -1
         if named is None or record is None or record.request is None or not named.is_same_question(record.request):
             self._control.counts["dropped"] += 1
             return
         request, record.request = record.request, None
         record.jobs_done += 1
-        record.reply = reply = checked(reply)._replace(request=request)
-        if not reply.error:
+        record.reply = reply = checked(reply, request)
+        record.has = request.serial if not reply.error else 0
+        if not reply.error or reply.refused:
             self._heard_gradient = True
             self._push(EventKind.ARRIVAL, record.number, request.draw, reply.seconds)
             return
@@ -466,11 +538,13 @@ class Coordinator(Fleet):
         for record in self.records:
             if self._is_overdue(record):
                 self._time_out(record)
-            elif record.status is Status.PRESENT and record.request is not None:
+            elif record.status is Status.PRESENT and (record.request is not None or record.release >= 0):
                 if self.listening_time - record.sent > record.pause:
-                    record.pause *= 2
-                    self._control.counts["sent again"] += 1
-                    self._send_job(record, record.request.draw)
+                    self._repeat(record)
+                if record.request is None:
+                    continue
+                if record.holds and self._evaluations.open:
+                    self._dispatch(record)
                 behind, alarm = self._current.version - record.request.version, self._policy.alarm
                 if alarm is not None and behind > alarm and not record.alarmed:
                     record.alarmed = True
@@ -482,7 +556,7 @@ class Coordinator(Fleet):
         waited = self.listening_time - record.since
         if record.status is Status.STARTING:
             return waited > self._policy.patience
-        busy = record.request is not None or record.evaluating is not None
+        busy = (record.request is not None and not record.holds) or record.evaluating is not None
         return record.status is Status.PRESENT and busy and waited > self._policy.deadline
 
     def _time_out(self, record: WorkerRecord) -> None:
@@ -492,7 +566,8 @@ class Coordinator(Fleet):
             text = f"its process has not started in {self._policy.patience:g} s{why}; it may come later"
             self._give_up(record, text, Status.OVERDUE)
             return
-        what = "an evaluation" if record.request is None else f"job number {record.request.draw}"
+        asked = None if record.holds else record.request
+        what = "an evaluation" if asked is None else f"job number {asked.draw}"
         self._crashed(record, f"no answer in {self._policy.deadline:g} s to {what}", final=True)
 
     def _grant(self, wish: Wish, worker: int) -> None:
@@ -507,8 +582,7 @@ class Coordinator(Fleet):
                 record.move(Status.PRESENT)
                 self._dispatch(record)
             else:
-                record.incarnation += 1
-                record.accepted = -1
+                record.begin_anew()
                 self._start(record)
         elif record is not None and wish == "join" and record.status is Status.LEAVING:
             self._control.join(worker)  # when it has gone
@@ -544,7 +618,9 @@ class Coordinator(Fleet):
         return {worker: held for worker, held in kept.items() if held is not None}
 
     def held(self) -> dict[int, Kept]:
-        keeping = self._keeping()
+        keeping = (
+            self._keeping()
+        )  # all that they keep travels here, at each checkpoint: with large memories save less often
         known = {**self._known, **self._ask_kept(worker for worker in keeping if worker not in self._known)}
         held = {worker: known[worker] for worker in keeping if worker in known}
         held |= {record.number: record.held for record in self.records if record.held is not None}
@@ -564,6 +640,7 @@ class Coordinator(Fleet):
 
     def remove(self, worker: int) -> Kept | None:
         held = super().remove(worker)
+        self.records[worker].release = -1
         self.records[worker].memory = MemoryPlace.NONE
         self._left.add(worker)
         return held
@@ -581,7 +658,7 @@ class Coordinator(Fleet):
         few = self._problem.few_samples()
         self._evaluations.open.clear()
         for record in self.records:
-            self._drop_jobs(record)  # the run has ended: their gradients are not needed, and all of this was saved
+            self._cancel_jobs(record)  # the run has ended: their gradients are not needed, and all of this was saved
         piece = None if few is None else _GRADIENTS_PER_PIECE * few
         self._ask_evaluation(time, self._lend(version, x), None, None, piece)
         self.last_evaluation = 0.0
@@ -626,6 +703,8 @@ class Coordinator(Fleet):
             **super().save(),
             "now": self.now,
             "queues": [record.jobs for record in self.records],
+            "polled": [sorted(record.polled) for record in self.records],
+            "sent": [record.down for record in self.records],
             "left": sorted(self._left),
             "lost": list(self.unheard),
             "wakes": self._wakes,
@@ -647,8 +726,10 @@ class Coordinator(Fleet):
         self._start_all(saved["left"], saved["now"], returning)
         self._control.have_joined(set(absent).difference(saved["left"]))
         self._wakes, self._left = saved["wakes"], set(saved["left"])
-        for record, draws, seconds in zip(self.records, saved["queues"], saved["evaluation_seconds"], strict=True):
+        columns = (saved[name] for name in ("queues", "polled", "sent", "evaluation_seconds"))
+        for record, draws, polled, down, seconds in zip(self.records, *columns, strict=True):
             record.queue.extend(draws)
+            record.polled, record.down = set(polled), down
             record.evaluation_seconds, record.last_evaluation_seconds = seconds
             if record.number in saved["lost"]:
                 record.blocked, record.memory = True, MemoryPlace.LOST
@@ -661,3 +742,10 @@ class Coordinator(Fleet):
 
     def close(self) -> None:
         self._transport.close()
+
+
+def _size_of_kept(kept: Any) -> int:
+    """The bytes of what a worker keeps; a number is eight."""
+    if isinstance(kept, Mapping):
+        return sum(map(_size_of_kept, kept.values()))
+    return size_of(kept) if isinstance(kept, (Tensor, Packed)) else 8

@@ -34,6 +34,8 @@ class JobRequest(NamedTuple):
     steps: int = 1  # gradients that the job takes
     hold: bool = False  # whether it ends when it is polled alone
     polled: bool = False  # whether it was
+    serial: int = 0  # names the model, where models travel as differences; otherwise 0
+    base: int = 0  # the serial of the model that what is sent is added to, one that the worker has; 0: the whole is sent
 
     def is_same_question(self, other: JobRequest) -> bool:
         """Whether both ask for the same, whatever was accepted meanwhile."""
@@ -41,7 +43,11 @@ class JobRequest(NamedTuple):
 
 
 class PollRequest(NamedTuple):
-    """The server asks for what a worker has done of a job so far."""
+    """The server asks for what a worker has done of a job so far, or does not need it any more: the job ends.
+
+    The answer, if it is still wanted, is that to the job's request. Of several polls the one with the largest number
+    counts, so that one that comes early, twice or late does no harm.
+    """
 
     worker: int
     incarnation: int
@@ -56,6 +62,7 @@ class EvaluationRequest(NamedTuple):
     evaluation: int
     samples: Samples
     mean_samples: float = 0.0
+    aside: bool = False  # whether the worker may be holding a job: it then evaluates between two steps, or while it waits
 
 
 class Ready(NamedTuple):
@@ -79,6 +86,7 @@ class Reply(NamedTuple):
     seconds: float
     error: str = ""
     steps: int = 1  # gradients that it took
+    refused: str = ""  # why the method's work cannot be right, whoever does it
 
 
 class Evaluated(NamedTuple):
@@ -100,6 +108,7 @@ class Died(NamedTuple):
 
 
 Notice = Ready | Reply | Evaluated | Died
+Request = JobRequest | PollRequest | EvaluationRequest
 
 
 def as_arrays(value: Any) -> Any:
@@ -125,22 +134,26 @@ def request_of(reply: Reply) -> JobRequest | None:
     return request if well_formed else None
 
 
-def checked(reply: Reply) -> Reply:
-    """The reply, if its parts are what they should be; otherwise that of a job that failed."""
+def checked(reply: Reply, request: JobRequest) -> Reply:
+    """The reply to this request, if its parts are what they should be; otherwise that of a job that failed."""
     wrong = ""
-    if not isinstance(reply.error, str):
+    if not isinstance(reply.error, str) or not isinstance(reply.refused, str):
         wrong = f"its error is {reply.error!r:.50}, which is no text"
     elif not reply.error and not all(map(_is_number, (reply.loss, reply.seconds))):
         wrong = f"its loss is {reply.loss!r:.50} and took {reply.seconds!r:.50} s, which are no numbers"
     elif not reply.error and not _is_message(reply.value):
         wrong = "its message is no array of numbers, and no arrays by name"
-    elif not reply.error and (type(reply.steps) is not int or reply.steps < 0):
-        wrong = f"it took {reply.steps!r:.50} gradients, which is no number"
+    elif not reply.error and (type(reply.steps) is not int or not 0 <= reply.steps <= request.steps):
+        wrong = f"it took {reply.steps!r:.50} gradients, where {request.steps} were asked for"
+    elif not reply.error and reply.steps < request.steps and not request.polled:
+        wrong = f"it took {reply.steps} gradients of {request.steps}, and nobody polled it"
     elif not isinstance(reply.keeps, bool):
         wrong = f"it says {reply.keeps!r:.50} of whether it keeps something"
+    reply = reply._replace(request=request)
     if not wrong:
         return reply
-    return reply._replace(value=np.empty(0), keeps=False, loss=math.nan, seconds=0.0, error=f"BadReply: {wrong}")
+    nothing = reply._replace(value=np.empty(0), keeps=False, loss=math.nan, seconds=0.0, steps=1, refused="")
+    return nothing._replace(error=f"BadReply: {wrong}")
 
 
 def _is_number(value: object) -> bool:

@@ -26,7 +26,7 @@ from ..core.environment import environment
 from ..core.errors import BadInput, RunFailed, is_finite, require_several, shown
 from ..core.work import Sent
 from ..engine.half import Half, Kept
-from .messages import Died, EvaluationRequest, JobRequest, Notice, Ready, as_arrays, as_tensors
+from .messages import Died, JobRequest, Notice, PollRequest, Ready, Request, as_arrays, as_tensors
 from .output import Output
 from .security import is_loopback, own_token, require_answer, require_here, require_same_ray, require_secure
 from .settings import WorkerFleet
@@ -182,7 +182,7 @@ class RayTransport:
             raise BadInput(
                 f"the problem cannot be sent to its workers: {error} Keep out of it what lives in one process."
             ) from error
-        self._make = ray.remote(concurrency_groups={"ask": 1, "stay": 1})(_Actor)
+        self._make = ray.remote(concurrency_groups={"ask": 1, "aside": 1, "stay": 1})(_Actor)
         self._calls: dict[Any, tuple[int, int]] = {}  # those under way that return notices, by worker and incarnation
         self._lives: dict[Any, tuple[int, int]] = {}  # the calls that never return
         self._checked_lives = self._checked = 0.0  # when those were looked at, and whether Ray is whole
@@ -304,14 +304,20 @@ class RayTransport:
         x: Sent = as_tensors(model if inline else self._ray.get(model))
         return x
 
-    def send(self, request: JobRequest | EvaluationRequest, model: Any, held: Kept | None = None) -> None:
+    def send(self, request: Request, model: Any = None, held: Kept | None = None) -> None:
         actor = self._actors.get(request.worker)
         if actor is None:
+            return
+        if isinstance(request, PollRequest):
+            actor.poll.options(concurrency_group="ask").remote(request)  # the answer is that to the job
             return
         if isinstance(request, JobRequest):
             call = actor.compute.remote(request, model, as_arrays(held))
         else:
             call = actor.evaluate.remote(request, model)
+            if request.aside:  # only one of both will have an answer: the first waits until the job has ended
+                meanwhile = actor.aside.options(concurrency_group="aside").remote(request, model)
+                self._calls[meanwhile] = (request.worker, request.incarnation)
         self._calls[call] = (request.worker, request.incarnation)
 
     def kept(self, accepted: Mapping[int, int]) -> dict[int, Kept | None]:

@@ -49,11 +49,14 @@ class WorkerRecord:
     incarnation: int = 0  # processes before this one
     since: float = 0.0  # when it began to start, or to work on what it was asked for
     queue: deque[int] = field(default_factory=deque)  # the draws that it is asked for next
+    polled: set[int] = field(default_factory=set)  # those among its jobs that were polled
     request: JobRequest | None = None  # what it was asked for and has not answered
     reply: Reply | None = None  # what it has answered and the loop has not taken
     sequence: int = -1  # of the last request
     accepted: int = -1  # the last request of this incarnation whose reply was taken
-    down: int = 0  # bytes that it was sent for it
+    release: int = -1  # a request that is not open any more and may still be held: it is polled until that is heard of
+    has: int = 0  # the serial of the model that its process is known to have, where models travel as differences
+    down: int = 0  # bytes that it was sent for its oldest job
     sent: float = 0.0  # when the request was sent last
     pause: float = 0.0  # until it is sent again
     alarmed: bool = False  # whether an alarm was given about it
@@ -86,6 +89,17 @@ class WorkerRecord:
         return self.status is Status.PRESENT and not busy
 
     @property
+    def holds(self) -> bool:
+        """Whether it does a job that ends when it is polled, which it was not: nobody waits for it."""
+        return self.request is not None and self.request.hold and not self.request.polled
+
+    @property
+    def can_evaluate_aside(self) -> bool:
+        """Whether it holds a job and can be asked for an evaluation meanwhile."""
+        busy = self.blocked or self.evaluating is not None
+        return self.status is Status.PRESENT and self.holds and not busy
+
+    @property
     def jobs(self) -> list[int]:
         """The draws that it was given and the loop has not taken; a reply that is due may still be lost."""
         asked = self.request if self.reply is None else self.reply.request
@@ -93,9 +107,15 @@ class WorkerRecord:
 
     def lose_process(self) -> None:
         """Its process is gone, and with it what it was doing."""
-        self.incarnation += 1
         self.crashes += 1
-        self.accepted, self.blocked, self.evaluating = -1, True, None
+        self.blocked, self.evaluating = True, None
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Its next process is another one, which knows of nothing."""
+        self.incarnation += 1
+        self.accepted = self.release = -1
+        self.has = 0
 
     def forgive(self) -> None:
         """Its crashes and failures so far do not count any more."""

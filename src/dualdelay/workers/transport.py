@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from ..core.work import Sent
 from ..engine.half import Kept
-from .messages import EvaluationRequest, JobRequest, Notice
+from .messages import Notice, Request
 
 
 class Transport(Protocol):
@@ -28,10 +28,11 @@ class Transport(Protocol):
     def get(self, model: Any) -> Sent:
         """A model that was put."""
 
-    def send(self, request: JobRequest | EvaluationRequest, model: Any, held: Kept | None = None) -> None:
+    def send(self, request: Request, model: Any = None, held: Kept | None = None) -> None:
         """Ask a worker for something; unless a message is lost, a ``Reply``, ``Evaluated`` or ``Died`` will come.
 
-        ``held`` is what a worker whose process is new is to keep.
+        ``held`` is what a worker whose process is new is to keep. A worker does one thing after the other, but for polls
+        and evaluations that are made ``aside``, which reach it in the middle of a job.
         """
 
     def receive(self, timeout: float) -> list[Notice]:
