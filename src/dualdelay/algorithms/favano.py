@@ -63,12 +63,12 @@ class FAVANO(QuAFL):
         return [send(worker, hold=True) for worker in drawn]  # at the new model
 
     def work(self, memory: Memory | None, model: Tensor, job: RunningJob) -> tuple[Message, Memory | None]:
-        before = memory or {"reports": 0, "worked": 0, "steps": 0}
-        counts = {"reports": 1, "worked": int(job.steps > 0), "steps": job.steps}
-        counts = {name: count + int(before[name]) for name, count in counts.items()}
         y = model
         for _ in job:
             y = y - self.lr * job.gradient(y)
+        before = memory or {"reports": 0, "worked": 0, "steps": 0}
+        counts = {"reports": 1, "worked": int(job.steps > 0), "steps": job.steps}
+        counts = {name: count + int(before[name]) for name, count in counts.items()}
         return model + (y - model) / (self._alpha(job, counts) or 1.0), counts
 
     def _alpha(self, job: RunningJob, counts: dict[str, int]) -> float:

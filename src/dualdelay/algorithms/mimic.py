@@ -32,7 +32,7 @@ class MimiC(SampledRounds[MimiCState]):
     """
 
     name, title = "mimic", "MimiC"
-    colour, line, marker = "#CC6677", "5 1", "<"
+    colour, line, marker = "#9A3B54", "5 1", "<"
     keeps = "a correction for each worker"
     away = "it is not asked, and the corrections of the others stand in for it"
 

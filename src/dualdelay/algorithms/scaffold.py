@@ -41,7 +41,7 @@ class SCAFFOLD(SampledRounds[ScaffoldState]):
     """
 
     name, title = "scaffold", "SCAFFOLD"
-    colour, line, marker = "#117733", "-.", ">"
+    colour, line, marker = "#3D5A1E", "-.", ">"
     keeps = "one sum, and that of the corrections"
     away = "it is not asked, and its correction leaves the mean"
     remembers = "its correction c_i; a lost one is what is missing from the sum of all"
