@@ -43,7 +43,8 @@ def _mean(choice: Choice) -> float:
 
 
 def _power(lr: float) -> str:
-    return f"2<sup>{np.log2(lr):g}</sup>"
+    power = np.log2(lr)
+    return f"2<sup>{power:g}</sup>" if power == round(power) else f"{lr:g}"
 
 
 def summary(best: Best, tried: dict[tuple[Panel3, str], int]) -> str:
