@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+os.environ["TRITON_INTERPRET"] = "1"  # before an optimiser's first step, which imports Triton: kernels run without a GPU
+
 import dualdelay as dd
 from own import METHODS
 

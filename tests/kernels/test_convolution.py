@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import conv2d
-
-os.environ["TRITON_INTERPRET"] = "1"
 
 from dualdelay.kernels import convolution
 from helpers import rounding

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
-
-os.environ["TRITON_INTERPRET"] = "1"
 
 import dualdelay as dd
 from dualdelay.core.devices import lower
