@@ -50,23 +50,18 @@ ALGORITHMS: dict[str, dd.Algorithm[Any]] = {
     "fadas": dd.algorithms.FADAS(LR, buffer=2),
     "quafl": dd.algorithms.QuAFL(LR, steps=3, sampled=2, period=2.0),
     "favano": dd.algorithms.FAVANO(2 * LR, steps=3, sampled=2, period=2.0),
-    "favano expected": dd.algorithms.FAVANO(2 * LR, steps=3, sampled=2, period=2.0, divide_by="expected"),
     "scaffold": dd.algorithms.SCAFFOLD(LR, steps=2),
     "scaffold sampled": dd.algorithms.SCAFFOLD(LR, steps=2, sampled=2),
     "mimic": dd.algorithms.MimiC(LR, steps=2),
-    "mimic sampled": dd.algorithms.MimiC(LR, steps=2, sampled=2),
     "defedavg": dd.algorithms.DeFedAvg(LR, steps=2, sampled=2),
     "asofed": dd.algorithms.ASOFed(4 * LR, steps=2),
-    "asofed sent": dd.algorithms.ASOFed(4 * LR, steps=2, compare_with="sent"),
     "adsaga": dd.algorithms.ADSAGA(LR),
     "adpsgd": dd.algorithms.ADPSGD(4 * LR),
     "adpsgd ring": dd.algorithms.ADPSGD(4 * LR, graph="ring"),
     "sync two": dd.SyncSGD(LR, wait_for=2),
-    "fadas late": dd.algorithms.FADAS(LR, buffer=2, late=1),
     "area": dd.algorithms.AREA(16 * LR),
     "area steps": dd.algorithms.AREA(16 * LR, steps=2, buffer=2),
     "dc asgd": dd.algorithms.DCASGD(LR, strength=LR / 64),  # more is too much for the huge gradients of a trial
-    "dc asgd adaptive": dd.algorithms.DCASGD(LR, strength=0.5, adaptive=True),
     "ormo": dd.algorithms.OrMo(LR, momentum=0.5),
     "diloco": dd.algorithms.AsyncDiLoCo(4 * LR, steps=2, inner_lr=0.25, momentum=0.5),
     "diloco inner momentum": dd.algorithms.AsyncDiLoCo(
@@ -79,7 +74,6 @@ ALGORITHMS: dict[str, dd.Algorithm[Any]] = {
     "mla": dd.algorithms.MomentumLookAhead(4 * LR, steps=2, inner_lr=0.25, momentum=0.5),
     "heloco": dd.algorithms.HeLoCo(4 * LR, steps=2, inner_lr=0.25, momentum=0.5),
     "ringmaster lmo": dd.algorithms.RingmasterLMO(LR, threshold=3, alpha=0.5),  # on networks; a vector follows its momentum
-    "ringmaster lmo sign": dd.algorithms.RingmasterLMO(LR, threshold=3, alpha=0.5, lmo="sign", stop=True),
 }
 DUDES = tuple(row for row, method in ALGORITHMS.items() if type(method) is dd.DuDe)
 

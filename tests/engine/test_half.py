@@ -308,6 +308,17 @@ REFUSED: dict[str, tuple[dd.Algorithm[Any], list[str]]] = {
         half(lambda self, memory, model, job: (job.gradient(model) + job.gradient(model), None)),
         ["worker 0", "another gradient after 1", "steps"],
     ),
+    "no shapes": (half(dd.VanillaASGD.work, shapes=lambda self, x: {}), ["Mine.shapes", "{}", "name and shape"]),
+    "a shape without an axis": (half(dd.VanillaASGD.work, shapes=lambda self, x: {"n": ()}), ["Mine.shapes", "one axis"]),
+    "a model that is a number": (
+        half(dd.VanillaASGD.work, model=lambda self, s, worker: {"x": s.x, "k": 3}),
+        ["Mine.model", "int", "worker 0", "a tensor of one axis"],
+    ),
+    "jobs of no gradients": (half(dd.VanillaASGD.work, most_steps=property(lambda self: 0)), ["Mine.most_steps", "0"]),
+    "held jobs that nobody polls": (
+        half(dd.VanillaASGD.work, first=lambda self, s: [dd.send(1, hold=True)]),
+        ["workers [1] hold jobs", "poll"],
+    ),
     "no steps": (
         half(dd.VanillaASGD.work, step=lambda self, s, a: [dd.send(a.worker, steps=0)]),
         ["send(0, steps=0)", "from 1 to the method's most_steps, 1"],

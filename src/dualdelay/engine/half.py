@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..core import Algorithm, BatchedGradients, Job, Message, Problem, RunningJob
+from ..core import Algorithm, BatchedGradients, Job, Message, Problem, RunningJob, State
 from ..core.compression import Compress, Packed, pack, unpacked
 from ..core.draws import Draws
-from ..core.errors import BadWork, shown
+from ..core.errors import BadWork, require_whole, shown
 from ..core.work import Sent, TakeGradient, checked_memory
 
 Kept = dict[str, dict[str, Any]]
@@ -93,6 +93,7 @@ class Half:
         """With an ``uplink``, messages are made small, and what one leaves out is added to the next."""
         self.algorithm, self.uplink = algorithm, uplink
         self.name, self.span = type(algorithm).__name__, algorithm.most_steps
+        require_whole(f"{self.name}.most_steps", self.span, 1)
         self._own = is_own(algorithm)
         self.is_default = uplink is None and self._sends_gradients()
 
@@ -256,7 +257,7 @@ class Half:
     def require_pure(self, x: Tensor, n: int) -> None:
         """Refuse a half whose result depends on more than its arguments, by doing the first two jobs of a worker twice."""
         state = self.algorithm.init(x, n, Draws(0, "server"))
-        model, memory = self.algorithm.model(state, 0), None
+        model, memory = checked_model(self.algorithm, state, 0), None
         for draw in range(2):
             twice = [self._tried(model, memory, draw) for _ in range(2)]
             if not _equal(*twice):
@@ -310,11 +311,23 @@ def _equal(a: Any, b: Any) -> bool:
         return a.keys() == b.keys() and all(_equal(a[name], b[name]) for name in a)
     if isinstance(a, tuple) and isinstance(b, tuple):
         return len(a) == len(b) and all(map(_equal, a, b))
-    return bool(a == b)
+    return bool(a == b or (a != a and b != b))
 
 
 def _flat(value: Any, rows: int) -> Any:
     return value.reshape(rows, -1) if isinstance(value, Tensor) else value
+
+
+def checked_model(algorithm: Algorithm[Any], state: State, worker: int) -> Sent:
+    """What a method sends to a worker; refuses what cannot travel."""
+    sent = algorithm.model(state, worker)
+    for part in sent.values() if isinstance(sent, Mapping) else (sent,):
+        if not isinstance(part, Tensor) or part.ndim == 0:
+            raise BadWork(
+                f"{type(algorithm).__name__}.model gave {type(part).__name__} for worker {worker}; expected a tensor of "
+                'one axis or more, or several by name, such as {"x": s.x, "k": torch.tensor([3])}.'
+            )
+    return sent
 
 
 def is_own(algorithm: Algorithm[Any]) -> bool:

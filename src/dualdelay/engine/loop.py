@@ -19,7 +19,7 @@ from ..core.work import checked_memory, expected_parts
 from .evaluation import Evaluations, Metric, Row, Schedule
 from .events import Event, EventKind
 from .fleet import Fleet
-from .half import METHOD, Kept, is_own
+from .half import METHOD, Kept, checked_model, is_own
 from .trace import Column, Recorder, Trace
 
 log = logging.getLogger("dualdelay")
@@ -58,7 +58,7 @@ class Loop:
         if isinstance(self.state, ShapedState):
             places = {first: list(shape) for _, first, shape in problem.layout()}  # tied parameters have several names
             self.state.layout = [[first, places[first]] for first in sorted(places)]
-        self._shapes = algorithm.shapes(x)
+        self._shapes = _checked_shapes(algorithm, x)
         self._one_shape = list(self._shapes.values()) == [tuple(x.shape)]
         self._names_models = type(algorithm).model is not Algorithm.model
         self.recorder = Recorder()
@@ -210,7 +210,7 @@ class Loop:
 
     def _carry_out(self, orders: Orders) -> None:
         s = self.state
-        own = (lambda worker: self.algorithm.model(s, worker)) if self._names_models else None
+        own = (lambda worker: checked_model(self.algorithm, s, worker)) if self._names_models else None
         self.fleet.carry_out(orders, s.version, s.weights if self.fleet.copies_models else s.x, own)
 
     def _undoable(self, rule: str, decide: Callable[[], Orders]) -> Orders:
@@ -307,9 +307,12 @@ class Loop:
         if self.fleet.real:
             log.warning("worker %d sent %s; it was rejected, and the job is done again", a.worker, gradient)
         if self._on_nonfinite == "stop" or (self._on_nonfinite == "retry" and count >= _IN_A_ROW):
+            advice = "Lower lr, look at that worker's data,"
+            if what != _NOT_FINITE:
+                advice = "Have the method's work and its shapes(x) agree, look at the problem's gradients,"
             raise self._over(
-                f"worker {a.worker} sent {gradient}. Nothing of it was used. Lower lr, look at that worker's data, or let "
-                "such a worker leave: dd.Server(on_nonfinite='leave')."
+                f"worker {a.worker} sent {gradient}. Nothing of it was used. {advice} or let such a worker leave: "
+                "dd.Server(on_nonfinite='leave')."
             )
         if self._on_nonfinite == "leave" and count >= _IN_A_ROW:
             del self._rejected_in_a_row[a.worker]
@@ -394,6 +397,21 @@ class Loop:
         """What run k's server knows, and the audit of its sum if it has one."""
         s = self.state
         return s, s.audit(self.memories()) if isinstance(s, AggregateState) else None
+
+
+def _checked_shapes(algorithm: Algorithm[Any], x: Tensor) -> dict[str, tuple[int, ...]]:
+    """The tensors of a message as a method declares them; refuses what is no such thing."""
+    shapes = algorithm.shapes(x)
+    try:
+        declared = {str(name): tuple(int(size) for size in shape) for name, shape in dict(shapes).items()}
+    except (TypeError, ValueError):
+        declared = {}
+    if not declared or not all(declared.values()):
+        raise BadInput(
+            f"{type(algorithm).__name__}.shapes gave {shapes!r:.200}; expected each tensor's name and shape, of one axis "
+            'or more, such as {"moved": tuple(x.shape), "norm": (1,)}.'
+        )
+    return declared
 
 
 def _memory(kept: Kept | None) -> Memory | None:

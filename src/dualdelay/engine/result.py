@@ -121,7 +121,9 @@ class Run:
 
     @property
     def gradients(self) -> int:
-        """Gradients that the jobs which arrived have taken."""
+        """Gradients that the jobs which arrived have taken; one for each local step of a method, not for those inside of a
+        ``LocalSteps`` problem, whose jobs count as one.
+        """
         return int(self.trace.steps.sum())
 
     @property

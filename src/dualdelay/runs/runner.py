@@ -375,6 +375,11 @@ def _nothing_due(loop: Loop) -> RunFailed:
             f"all workers have left by time {loop.now:g}, after {loop.state.version} updates, and none joins again. Let "
             "one stay, or give the run less time or fewer updates."
         )
+    if not gone and loop.fleet.in_flight:
+        return RunFailed(
+            f"workers {sorted({job.worker for job in loop.fleet.in_flight})} hold jobs until they are polled, and nothing "
+            "is due that would poll them; order wake(time) and poll in on_wake."
+        )
     if not gone:
         return RunFailed("nothing is in flight and nothing is due: the algorithm gave nobody anything to do.")
     who = f"worker {gone[0]}" if len(gone) == 1 else f"workers {', '.join(map(str, gone))}"
