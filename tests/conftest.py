@@ -10,6 +10,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # before an optimiser's first step, which 
 
 import dualdelay as dd
 from own import METHODS
+from tables import ALGORITHMS, DUDES
 
 os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = "(?s).*"  # before Ray is imported: the tests kill workers on purpose
 torch.set_num_threads(1)  # the tensors are tiny: a second thread would mostly wait
@@ -19,12 +20,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that start Ray run by themselves: two clusters on one machine would find each other.
 
     Those are the files named after it, what asks for ``ray_here``, and what is marked by hand. Those with clusters of
-    their own come last, because they end the Ray that the others share.
+    their own come last, because they end the Ray that the others share. As another kind of processor each method but DuDe
+    has one row: what differs there is torch's arithmetic, not a method's settings.
     """
+    if os.environ.get("ATEN_CPU_CAPABILITY"):
+        first = {type(method): row for row, method in reversed(ALGORITHMS.items())}
+        several = {row for row, method in ALGORITHMS.items() if row not in DUDES and first[type(method)] != row}
+        items[:] = [item for item in items if getattr(item, "callspec", None) is None or _row(item) not in several]
     items.sort(key=lambda item: item.path.stem == "test_ray_cluster")
     for item in items:
         if item.path.stem.startswith("test_ray") or "ray_here" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.real)
+
+
+def _row(item: pytest.Item) -> object:
+    """The row of the table of methods that a test is about, if it is about one."""
+    values = getattr(item, "callspec").params  # noqa: B009
+    return values.get("row", values.get("name"))
 
 
 @pytest.fixture
