@@ -17,7 +17,7 @@ from torch.utils.data import Subset, TensorDataset
 import dualdelay as dd
 from dualdelay.core.devices import using_precision
 from dualdelay.problems.cifar10 import lenet
-from dualdelay.problems.splits import split_samples
+from dualdelay.problems.splits import dirichlet
 from models import Unevaluated
 
 NEVER = 10**9  # evaluation is apart
@@ -31,7 +31,7 @@ def data(samples: int = 50_000) -> TensorDataset:
 
 def network(whole: TensorDataset, workers: int = 10, alpha: float = 0.1, seed: int = 0, kind: Any = Unevaluated) -> Any:
     """LeNet on a Dirichlet split."""
-    rows = split_samples("dirichlet", whole.tensors[1].numpy(), workers, alpha, seed, "resample", 1)
+    rows = dirichlet(whole.tensors[1].numpy(), workers, alpha, seed, minimum=1)
     shards = [Subset(whole, part.tolist()) for part in rows]
     return kind(lenet, cross_entropy, shards, 64, seed=seed, full_gradient=False)
 
@@ -153,7 +153,7 @@ def figure1(whole: TensorDataset, updates: int) -> None:
     for seed in range(3 if updates > 1000 else 1):
         problems = []
         for alpha in (0.1, 0.5):
-            rows = split_samples("dirichlet", whole.tensors[1].numpy(), 10, alpha, seed, "resample", 10)
+            rows = dirichlet(whole.tensors[1].numpy(), 10, alpha, seed)
             shards = [Subset(whole, part.tolist()) for part in rows]
             problems.append(dd.Network(lenet, cross_entropy, shards, 64, test=test, seed=seed, full_gradient=False))
         for std in (1.0, 5.0):

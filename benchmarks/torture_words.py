@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import dualdelay as dd
-from dualdelay.cli import commands as cli
+from dualdelay.cli import flags, shell
 from dualdelay.runs.names import REGISTRIES, alternatives, label, parameters, parse
 from torture_core import Attack, Failure, alone, attempt, raw
 from torture_damage import BYTES
@@ -187,7 +187,7 @@ class Flags(Attack):
         data = mock.patch.dict(os.environ, {"DUALDELAY_DATA": str(place / "data")})
         try:
             with alone(), undrawn, data, quiet[0], quiet[1]:
-                cli.main(words)
+                shell.main(words)
         except SystemExit as end:
             return end.code
         finally:
@@ -221,7 +221,7 @@ def command(chance: random.Random) -> list[str]:
 
 def _flags(verb: str, chance: random.Random) -> list[str]:
     more = ["seed", "fleet"] if verb == "train" else ["seeds"]
-    known = [*(field.name for field in fields(cli.Common)), *more]
+    known = [*(field.name for field in fields(flags.Common)), *more]
     words: list[str] = []
     for name in chance.sample(known, chance.randint(0, 4)):
         if name == "json":

@@ -13,6 +13,7 @@ from own import METHODS
 from tables import ALGORITHMS, DUDES
 
 os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = "(?s).*"  # before Ray is imported: the tests kill workers on purpose
+pytest_plugins = ["browser"]
 torch.set_num_threads(1)  # the tensors are tiny: a second thread would mostly wait
 
 
@@ -20,23 +21,59 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that start Ray run by themselves: two clusters on one machine would find each other.
 
     Those are the files named after it, what asks for ``ray_here``, and what is marked by hand. Those with clusters of
-    their own come last, because they end the Ray that the others share. As another kind of processor each method but DuDe
-    has one row: what differs there is torch's arithmetic, not a method's settings.
+    their own come last, because they end the Ray that the others share.
     """
-    if os.environ.get("ATEN_CPU_CAPABILITY"):
-        first = {type(method): row for row, method in reversed(ALGORITHMS.items())}
-        several = {row for row, method in ALGORITHMS.items() if row not in DUDES and first[type(method)] != row}
-        items[:] = [item for item in items if getattr(item, "callspec", None) is None or _row(item) not in several]
+    if not items or not items[0].config.getoption("every_case"):
+        items[:] = _some_cases(items)
     items.sort(key=lambda item: item.path.stem == "test_ray_cluster")
     for item in items:
         if item.path.stem.startswith("test_ray") or "ray_here" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.real)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the flag that leaves no case out."""
+    parser.addoption("--every-case", action="store_true", help="every case of every table, which takes twice as long")
+
+
+_FIRST = {type(method): row for row, method in reversed(ALGORITHMS.items())}
+_FURTHER = {row for row, method in ALGORITHMS.items() if row not in DUDES and _FIRST[type(method)] != row}
+
+
+def _some_cases(items: list[pytest.Item]) -> list[pytest.Item]:
+    """A method's first row, and every one of DuDe's, meets each case of a law; its other rows meet each law.
+
+    As another kind of processor DuDe's rows meet each case, and of what is not about it each test has one: what differs
+    there is torch's arithmetic.
+    """
+    elsewhere = bool(os.environ.get("ATEN_CPU_CAPABILITY"))
+    few = [item for item in items if (_row(item) not in DUDES if elsewhere else _row(item) in _FURTHER)]
+    left_out = {item.nodeid for item in few} - (_first_cases(few) if elsewhere else _covering(few))
+    return [item for item in items if item.nodeid not in left_out]
+
+
 def _row(item: pytest.Item) -> object:
     """The row of the table of methods that a test is about, if it is about one."""
-    values = getattr(item, "callspec").params  # noqa: B009
-    return values.get("row", values.get("name"))
+    case = getattr(item, "callspec", None)
+    return None if case is None else case.params.get("row", case.params.get("name"))
+
+
+def _first_cases(items: list[pytest.Item]) -> set[str]:
+    """The names of the first case of each test."""
+    return set({item.nodeid.split("[")[0]: item.nodeid for item in reversed(items)}.values())
+
+
+def _covering(items: list[pytest.Item]) -> set[str]:
+    """The names of tests enough that of each table of cases every value of every parameter is there."""
+    chosen, seen = set[str](), set[tuple[str, str, int]]()
+    for all_new in (True, False):  # first cases that share no value, then what is still missing
+        for item in items:
+            params = vars(item)["callspec"].params.items()  # a row is a parameter, so each has some
+            values = {(item.nodeid.split("[")[0], name, id(value)) for name, value in params}
+            if values.isdisjoint(seen) if all_new else not values <= seen:
+                chosen.add(item.nodeid)
+                seen |= values
+    return chosen
 
 
 @pytest.fixture

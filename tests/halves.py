@@ -36,10 +36,6 @@ class Contacts(IndependentWorkers[Logged]):
     period: float = positive(0.03)
     wild: bool = True
 
-    @property
-    def most_steps(self) -> int:
-        return self.steps
-
     def init(self, x: Tensor, n: int, rng: Draws) -> Logged:
         return Logged(x, n)
 
@@ -100,10 +96,6 @@ class Controls(IndependentWorkers[Controlled]):
 
     steps: int = whole(3)
 
-    @property
-    def most_steps(self) -> int:
-        return self.steps
-
     def init(self, x: Tensor, n: int, rng: Draws) -> Controlled:
         return Controlled(x, n, total=torch.zeros_like(x), control=torch.zeros_like(x))
 
@@ -149,10 +141,6 @@ class Local(IndependentWorkers[Logged]):
 
     steps: int = whole(4)
     wild: bool = True
-
-    @property
-    def most_steps(self) -> int:
-        return self.steps
 
     def init(self, x: Tensor, n: int, rng: Draws) -> Logged:
         return Logged(x, n)

@@ -13,14 +13,15 @@ import time
 import traceback
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet  # noqa: F401  before the forks, so that a child writes at once
-import safetensors.torch  # noqa: F401
-
 import dualdelay as dd
 from tables import ALGORITHMS, CASES, LR
+
+for name in ("pyarrow.parquet", "safetensors.torch"):
+    import_module(name)  # before the forks, so that a child writes at once
 
 METHODS = ["dude two workers", "shuffled", "mifa active"]
 GRID = {"algorithm": [dd.DuDe(LR), dd.DuDe(LR, wait_for=2, memory="workers"), dd.UniformASGD(LR)], "lr": [LR, 0.05]}

@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import dualdelay as dd
@@ -35,9 +36,26 @@ def modules() -> Iterator[tuple[str, Path]]:
             yield ".".join(parts).removesuffix(".__init__"), path
 
 
-def imports(path: Path) -> Iterator[str]:
+# methods by which a value shows itself to a person: they alone may import a room above their own, when they are called
+SHOWING = {"plot", "plot_split", "report", "_repr_html_", "to_csv"}
+
+
+def nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """Everything in a syntax tree but for the methods by which a value shows itself."""
+    for node in ast.iter_child_nodes(tree):
+        if not (isinstance(node, ast.FunctionDef) and node.name in SHOWING):
+            yield node
+            yield from nodes(node)
+
+
+@cache
+def imports(path: Path) -> frozenset[str]:
     """What a module imports, by absolute name; of the package by module, wherever in the file the import stands."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    return frozenset(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[str]:
+    for node in nodes(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -122,10 +140,8 @@ except dd.BadInput as error:
     assert "real workers need Ray, which is not installed: pip install" in done.stdout, done.stderr
 
 
-def test_public_names_are_documented_and_listed():
+def test_public_names_have_docstrings():
     assert sorted(dd.__all__) == sorted(set(dd.__all__))
-    reference = (SOURCE.parents[1] / "docs" / "reference.md").read_text()
     for name in dd.__all__:
         thing = getattr(dd, name)
         assert isinstance(thing, dict) or (thing.__doc__ or "").strip(), f"{name} has no docstring"
-        assert f"`{name}`" in reference or f"`{name}(" in reference, f"docs/reference.md does not mention {name}"

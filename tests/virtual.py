@@ -139,7 +139,7 @@ class VirtualRun:
                 self.sent[key] = self.sent.get(key, 0) + nbytes(model) + nbytes(held)
             send(request, model, held)
 
-        self.transport.send = counted  # type: ignore[method-assign]
+        self.transport.send = counted
 
     def go(self, events: int) -> VirtualRun:
         """Let so many events happen."""

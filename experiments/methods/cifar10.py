@@ -1,7 +1,7 @@
 """Every method on CIFAR-10 with heterogeneous data, each over its own steps: the hardest panel of the paper's first figure.
 
 python experiments/methods/cifar10.py PROCESSES     computes on a GPU, a cell in each process
-python experiments/methods/cifar10.py               writes the table of what is there into docs/methods.md
+python experiments/methods/cifar10.py               writes the table of what is there into docs/results/methods.md
 
 A cell is a draw of speeds, one std and one seed, as in experiments/paper. It needs torch and numpy alone. With several
 processes start NVIDIA's MPS first (nvidia-cuda-mps-control -d), and count on 14 GB of GPU memory for each.

@@ -19,7 +19,7 @@ from page import fill
 from settings import EVALUATIONS, FAMILIES, LABELS, SEEDS, SETTINGS, STDS, WITH_LOCAL_STEPS, Setting, entries
 
 from dualdelay.analysis.figures import Curve, Panel, draw_panels
-from dualdelay.paper.tables import Choice, Outcome, by_step, choose, markdown
+from dualdelay.paper.tables import GROUP, Choice, Outcome, by_step, choose, markdown, means, table_of, table_of_choices
 from dualdelay.storage.files import write
 from runs import compute, outcomes
 
@@ -33,13 +33,17 @@ HEIGHT = {"logistic": "F - F*", "digits": "F"}
 def best_of(found: Sequence[Outcome]) -> Best:
     """The chosen step of each method, by setting and method."""
     best: Best = {}
-    for choice in choose(found):
+    choices = choose(found)
+    mean = at_the_end(choices)
+    for choice in sorted(choices, key=lambda choice: mean[choice.panel, choice.method]):
         best.setdefault(choice.panel, {})[choice.method] = choice
-    return {setting: dict(sorted(some.items(), key=lambda item: _mean(item[1]))) for setting, some in best.items()}
+    return {panel: best[panel] for panel in dict.fromkeys(choice.panel for choice in choices)}
 
 
-def _mean(choice: Choice) -> float:
-    return float(np.mean(choice.values("objective")))
+def at_the_end(choices: Sequence[Choice], metric: str = "objective") -> dict[tuple[Panel3, str], float]:
+    """The mean over seeds at the end, by setting and method."""
+    found = means(table_of_choices(choices), metric)
+    return {(choice.panel, choice.method): found[str(choice.panel), choice.method]["mean"] for choice in choices}
 
 
 def _power(lr: float) -> str:
@@ -50,9 +54,8 @@ def _power(lr: float) -> str:
 def summary(best: Best, tried: dict[tuple[Panel3, str], int]) -> str:
     """Where each method ends in each setting, its rank there, and its step; one that is not tried there has no entry."""
     rows = [["method", *(Setting(*panel).title for panel in best), "mean rank", "steps tried"]]
-    ranks = {
-        s: {e: 1 + sum(_mean(o) < _mean(c) for o in some.values()) for e, c in some.items()} for s, some in best.items()
-    }
+    mean = at_the_end([choice for some in best.values() for choice in some.values()])
+    ranks = {s: {e: 1 + sum(mean[s, o] < mean[s, e] for o in some) for e in some} for s, some in best.items()}
     names = {entry: [s for s in best if entry in best[s]] for some in best.values() for entry in some}
     place = {entry: float(np.mean([ranks[s][entry] for s in panels])) for entry, panels in names.items()}
     for entry in sorted(names, key=lambda entry: place[entry]):
@@ -62,7 +65,8 @@ def summary(best: Best, tried: dict[tuple[Panel3, str], int]) -> str:
                 cells.append("-")
                 continue
             choice, rank = some[entry], ranks[setting][entry]
-            text = f"{_mean(choice):.2g}" if _mean(choice) < 0.1 else f"{_mean(choice):.3f}"
+            value = mean[setting, entry]
+            text = f"{value:.2g}" if value < 0.1 else f"{value:.3f}"
             edge = ", edge" if choice.edge else ""
             cells.append(
                 f"{'**' if rank == 1 else ''}{text}{'**' if rank == 1 else ''} ({rank}; {_power(choice.lr)}{edge})"
@@ -77,6 +81,7 @@ def details(best: Best) -> str:
     rows = [
         ["setting", "method", "step", "at the end, by seed", "F less DuDe's, by seed", "accuracy", "updates", "tau_max"]
     ]
+    accuracy = at_the_end([choice for some in best.values() for choice in some.values()], "accuracy")
     for panel, some in best.items():
         mine = some["dude"].values("objective")
         for entry, choice in some.items():
@@ -84,7 +89,7 @@ def details(best: Best) -> str:
             each = " ".join(f"{value:.3g}" for value in values)
             apart = " ".join(f"{value:+.2g}" for value in values - mine)
             cells = [Setting(*panel).title, LABELS[entry], _power(choice.lr), each, apart]
-            cells += [f"{np.mean(choice.values('accuracy')):.3f}", f"{np.mean([run.updates for run in choice.runs]):,.0f}"]
+            cells += [f"{accuracy[panel, entry]:.3f}", f"{np.mean([run.updates for run in choice.runs]):,.0f}"]
             rows.append([*cells, " ".join(str(run.tau_max) for run in choice.runs)])
     return markdown(rows)
 
@@ -93,10 +98,10 @@ def steps(found: Sequence[Outcome]) -> str:
     """The mean over seeds at the end for every step tried."""
     powers = sorted({run.lr for run in found})
     rows = [["setting", "method", *map(_power, powers)]]
-    table = by_step(found)
-    for panel, entry in table:
-        ends = {lr: np.mean([run.final("objective") for run in runs]) for lr, runs in table[panel, entry].items()}
-        cells = [f"{ends[lr]:.3g}" if lr in ends else "" for lr in powers]
+    ends = means(table_of(found), by=(*GROUP, "lr"))
+    for panel, entry in by_step(found):
+        tried = [ends.get((str(panel), entry, lr)) for lr in powers]
+        cells = ["" if end is None else f"{end['mean']:.3g}" for end in tried]
         rows.append([Setting(*panel).title, LABELS[entry], *cells])
     return markdown(rows)
 
@@ -159,7 +164,7 @@ def main(quick: bool) -> None:
         write(folder / f"{name}.md", text.encode())
     figure(best, folder / "methods")
     if not quick:
-        write(DOCS / "methods.png", (folder / "methods.png").read_bytes())
+        write(DOCS / "pictures" / "methods.png", (folder / "methods.png").read_bytes())
         (folder / "methods.png").unlink()
         fill(**{name: parts[name] for name in ("table", "local", "biased")})
     print(parts["table"], parts["local"], sep="\n")

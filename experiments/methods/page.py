@@ -1,4 +1,4 @@
-"""The tables of docs/methods.md, which stand there between marks."""
+"""The tables of docs/results/methods.md, which stand there between marks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dualdelay.storage.files import write
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "methods.md"
+PAGE = Path(__file__).parent.parent.parent / "docs" / "results" / "methods.md"
 
 
 def fill(**tables: str) -> None:

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import sys
 import time as clock
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from settings import EVALUATIONS, FIXED, SEEDS, SETTINGS, STEPS, WITH_LOCAL_STEP
 
 import dualdelay as dd
 from dualdelay.core.environment import environment
-from dualdelay.paper.tables import Outcome
+from dualdelay.paper.tables import GROUP, Outcome, table_of
 from dualdelay.runs.names import describe
 from dualdelay.runs.spec import Options
 from dualdelay.runs.sweep import Point, run_points
@@ -125,15 +126,13 @@ def wanted(entry: str, found: Sequence[Outcome]) -> list[float]:
     """The steps to try next for one method: all of the first grid, further while the best is on an edge, then beside it."""
     if entry in FIXED:
         return [] if found else [FIXED[entry]]
-    ends: dict[float, list[float]] = {lr: [] for lr in STEPS}
-    for run in found:
-        ends.setdefault(run.lr, []).append(run.final("objective"))
-    if any(len(values) < len(SEEDS) for values in ends.values()):
-        return [lr for lr, values in ends.items() if len(values) < len(SEEDS)]
-    best = min(ends, key=lambda lr: float(np.mean(ends[lr])))
-    if best == max(ends) or best == min(ends):
-        return [best * 4 if best == max(ends) else best / 4]
-    return [lr for lr in (best / 2, best * 2) if lr not in ends]
+    counts = Counter(run.lr for run in found)
+    if partial := [lr for lr in dict.fromkeys((*STEPS, *counts)) if counts[lr] < len(SEEDS)]:
+        return partial
+    (best,) = table_of(found).best(GROUP, "lr").rows()
+    if best["edge"]:
+        return [best["lr"] * 4 if best["edge"] == "highest" else best["lr"] / 4]
+    return [lr for lr in (best["lr"] / 2, best["lr"] * 2) if lr not in counts]
 
 
 def missing(settings: Sequence[Setting], books: dict[Setting, dict[str, Any]]) -> Iterator[tuple[Setting, list[Key]]]:

@@ -169,7 +169,7 @@ def main() -> None:
     caption = "DuDe with memory at the workers on digits, alpha = 0.1, speeds TN(1, 5); "
     caption += f"the mean of {len(SEEDS)} seeds, each at its best step; by bytes from the first evaluation on"
     draw_panels([panels], HERE / "results" / "bytes", caption)
-    write(DOCS / "bytes.png", (HERE / "results" / "bytes.png").read_bytes())
+    write(DOCS / "pictures" / "bytes.png", (HERE / "results" / "bytes.png").read_bytes())
     (HERE / "results" / "bytes.png").unlink()
     fill(traffic=markdown(rows))
     print(markdown(rows))

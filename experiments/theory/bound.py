@@ -2,7 +2,7 @@
 
 python experiments/theory/bound.py
 
-Three minutes on one core. It writes the figure docs/bound.png and all numbers to experiments/theory/bound.md.
+Three minutes on one core. It writes the figure docs/pictures/bound.png and all numbers to experiments/theory/bound.md.
 
 Every worker's curvature is a number, so that coordinates have nothing to do with one another: a run with eight times ten
 coordinates is eight runs with ten, which share who arrives when and have each their own noise.
@@ -26,7 +26,7 @@ from dualdelay.paper.tables import markdown
 from dualdelay.storage.files import write
 
 HERE = Path(__file__).parent
-FIGURE = HERE.parents[1] / "docs" / "bound"
+FIGURE = HERE.parents[1] / "docs" / "pictures" / "bound"
 
 REPLICAS, SIZE, WORKERS = 8, 10, 10
 EVEN = (1.0,) * WORKERS

@@ -1,4 +1,4 @@
-"""The losses of docs/tuning.md on the way: python experiments/tuning/curves.py draws docs/auto.png."""
+"""The losses of docs/results/tuning.md on the way: python experiments/tuning/curves.py draws docs/pictures/auto.png."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def main() -> None:
         title = f"{place[0]} workers, alpha {place[1]:g}, std {place[2]:g}"
         rows[place[0] == 30].append(Panel(title, "share of the time", "training loss F", curves, log="y", plain=True))
     caption = "Means of five seeds, and AutoDuDe's range; the others with the step (and DuDe the c) of the lowest loss "
-    draw_panels(rows, DOCS / "auto", caption + "at the end.", kinds=("png",))
+    draw_panels(rows, DOCS / "pictures" / "auto", caption + "at the end.", kinds=("png",))
 
 
 if __name__ == "__main__":

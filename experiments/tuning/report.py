@@ -1,4 +1,4 @@
-"""The tables and the figure of docs/tuning.md, from the committed runs: python experiments/tuning/report.py."""
+"""The tables and the figure of docs/results/tuning.md, from the committed runs: python experiments/tuning/report.py."""
 
 from __future__ import annotations
 
@@ -217,11 +217,13 @@ def main() -> None:
     """Fill the page and draw its figure."""
     table, *panels = steps()
     figures = draw_panels(
-        [panels], DOCS / "tuning", "One line for each split, spread of speeds and wait_for: fixed steps of DuDe."
+        [panels],
+        DOCS / "pictures" / "tuning",
+        "One line for each split, spread of speeds and wait_for: fixed steps of DuDe.",
     )
     figures[1].replace(HERE / "results" / "tuning.pdf")
     small = (HERE / "results" / "small.md").read_text()
-    text = (DOCS / "tuning.md").read_text()
+    text = (DOCS / "results" / "tuning.md").read_text()
     tables = {
         "steps": table,
         "compared": compared("loss"),
@@ -235,7 +237,7 @@ def main() -> None:
         begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
         before, rest = text.split(begin)
         text = f"{before}{begin}\n\n{part}\n{end}{rest.split(end)[1]}"
-    write(DOCS / "tuning.md", text.encode())
+    write(DOCS / "results" / "tuning.md", text.encode())
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import dualdelay as dd
 from dualdelay.storage.files import write
 
 SEEDS = (0, 1, 2)
-ARRIVALS = 4_000  # of a fully asynchronous method, as in docs/methods.md
+ARRIVALS = 4_000  # of a fully asynchronous method, as in docs/results/methods.md
 PROBLEMS = {
     "digits": dd.Digits(workers=10, alpha=0.1),
     "logistic": dd.problems.Logistic(workers=10, features=5, samples=200, heterogeneity=3.0, batch_size=8),

@@ -1,5 +1,5 @@
 """``python -m dualdelay`` is the command ``dualdelay``."""
 
-from .cli.commands import main
+from .cli import main
 
 main()

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import dualdelay as dd
-from dualdelay.analysis.figures import Curve, Panel, _best, _looks, draw, draw_panels, drawn, drawn_panels
-from dualdelay.engine.trace import Table
+from dualdelay.analysis.figures import _SHADES, Curve, Panel, _looks, draw, draw_panels, drawn, drawn_panels
+from dualdelay.engine.table import Table
 
 
 def table_of(ends: dict[str, list[float]], **more: Any) -> Table:
@@ -39,8 +39,8 @@ def test_the_best_are_so_in_the_mean_over_seeds_not_by_the_last() -> None:
     ends = {f"dude[lr={k}]": [1.0 + 0.1 * k, 1.0 + 0.1 * k] for k in range(10)}
     ends["dude[lr=9]"] = [9.0, 0.1]  # the last seed alone would put it first
     ends["dude[lr=8]"] = [0.1, 1.9]  # and this one last, which is second in the mean
-    table = table_of(ends)
-    assert _best(table, np.ones(len(table), dtype=bool)) == [f"dude[lr={k}]" for k in (0, 1, 2, 3, 4, 5, 6, 8)]
+    (axis,) = drawn(table_of(ends)).axes
+    assert [line.get_label() for line in axis.get_lines()] == [f"dude[lr={k}]" for k in (0, 1, 2, 3, 4, 5, 6, 8)]
 
 
 @pytest.mark.parametrize(
@@ -143,3 +143,97 @@ def test_methods_of_a_user_s_own_have_looks_that_differ() -> None:
     looks = _looks(["own", "other", "own[lr=2]", "dude[lr=1]"])
     assert len({(look["color"], str(look["linestyle"])) for look in looks.values()}) == 4
     assert looks["own"]["color"] == looks["own[lr=2]"]["color"] != looks["other"]["color"]
+
+
+class Green(dd.VanillaASGD):
+    colour = "#5B8C5A"
+
+
+class Named(dd.VanillaASGD):
+    colour = "no colour at all"
+
+
+def test_a_method_of_a_user_s_own_has_the_colour_that_it_was_given() -> None:
+    problem, speeds = dd.Quadratic([[0.0], [6.0]]), dd.FixedSpeeds([1.0, 2.0])
+    methods = {"a": Green(0.1), "b": Green(0.2), "c": Named(0.1), "d": dd.DuDe(0.1)}
+    figure = dd.compare(methods, problem, speeds, updates=4).plot()
+    a, b, c, d = figure.axes[0].get_lines()
+    assert a.get_color() == b.get_color() == Green.colour and a.get_linestyle() != b.get_linestyle()
+    assert c.get_color() in _SHADES and d.get_color() in _SHADES, "a name of the user's own for one of ours has its own"
+    run = dd.simulate(Green(0.1), problem, speeds, updates=4)
+    assert run.plot().axes[0].get_lines()[0].get_color() == Green.colour
+
+
+def seen(figure: Any) -> list[dict[str, list[float]]]:
+    """The values of each curve of each panel."""
+    return [{line.get_label(): line.get_ydata().tolist() for line in axis.get_lines()} for axis in figure.axes]
+
+
+@pytest.mark.parametrize(
+    ("bands", "half"), [("range", 0.5), ("std", 0.5 * np.sqrt(2)), ("interval", 12.706 * 0.5), ("none", None)]
+)
+def test_a_band_shows_the_range_a_deviation_or_an_interval(bands: str, half: float | None) -> None:
+    (axis,) = table_of({"dude": [1.0, 2.0]}).plot(bands=bands, log="").axes  # the seeds are half from their mean, 1.5
+    assert len(axis.collections) == (half is not None)
+    for band in axis.collections:
+        ends = band.get_paths()[0].vertices
+        ends = ends[ends[:, 0] == 2.0][:, 1]
+        assert (ends.min(), ends.max()) == pytest.approx((1.5 - half, 1.5 + half), abs=1e-3)
+
+
+def test_metrics_axes_labels_panels_and_size_are_the_user_s_to_choose(tmp_path: Path) -> None:
+    table = table_of({"dude[lr=1]": [1.0, 1.5], "own": [0.5, 0.7]}, f1=np.tile([0.1, 0.2, 0.4], 4))
+    table["version"], table["alpha"] = np.tile([0, 3, 9], 4), np.repeat([0.1, 0.5], 6)
+    figure = table.plot(
+        *(tmp_path / "new" / "figure.pdf",),
+        metrics=["f1"],
+        x="version",
+        panels="alpha",
+        labels={"own": "Ours"},
+        size=(7, 2),
+    )
+    assert (tmp_path / "new" / "figure.pdf").read_bytes().startswith(b"%PDF")
+    assert figure.get_size_inches().tolist() == [7, 2]
+    assert [axis.get_title() for axis in figure.axes] == ["alpha = 0.1", "alpha = 0.5"]
+    assert seen(figure) == [{"dude[lr=1]": [0.1, 0.2, 0.4]}, {"Ours": [0.1, 0.2, 0.4]}]
+    assert {axis.get_xlabel() for axis in figure.axes} == {"server updates"} and figure.axes[0].get_ylabel() == "f1"
+    assert labels(figure.axes[0].get_legend()) == ["dude[lr=1]", "Ours"]
+    (axis,) = table.plot(log="xy", panels=()).axes
+    assert (axis.get_xscale(), axis.get_yscale()) == ("log", "log")
+    path = draw(table, tmp_path / "picture", kind="svg")
+    assert path.read_bytes().startswith(b"<?xml")
+
+
+def test_the_order_of_a_table_s_rows_does_not_change_its_figure() -> None:
+    table = table_of({"dude": [1.0, 1.5], "own": [0.5, 0.7]})
+    order = np.random.default_rng(0).permutation(len(table))
+    (one,), (other,) = seen(table.plot()), seen(Table({name: column[order] for name, column in table.items()}).plot())
+    assert one == other
+
+
+def test_a_run_draws_itself(tmp_path: Path) -> None:
+    run = dd.simulate(dd.DuDe(lr=0.1), dd.Quadratic([[0.0], [6.0]]), dd.FixedSpeeds([1, 3.14]), updates=30)
+    figure = run.plot(tmp_path / "run.png")
+    assert seen(figure) == [{"dude[lr=0.1]": run.metrics.objective.tolist()}]
+    assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
+    assert [[*curves.values()] for curves in seen(run.metrics.plot())] == [[run.metrics.objective.tolist()]]
+    assert run.metrics.plot().axes[0].get_legend() is None, "one curve without a name needs none"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"metrics": "objektive"}, "there is no column of numbers 'objektive' to draw; did you mean 'objective'"),
+        ({"metrics": "algorithm"}, "there is no column of numbers 'algorithm'"),
+        ({"x": "tim"}, "there is no column of numbers 'tim' to draw; did you mean 'time'"),
+        ({"bands": "wide"}, "bands is 'wide'; expected one of 'range', 'std', 'interval', 'none'"),
+        ({"log": "z"}, "log is 'z'"),
+        ({"by": "metod"}, "there is no column 'metod'"),
+        ({"panels": "alfa"}, "there is no column 'alfa'"),
+        ({"by": "seed"}, "has rows of several runs, which differ in algorithm"),
+        ({"path": "figure.jpeg"}, "cannot be drawn"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(options: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(dd.BadInput, match=words):
+        table_of({"dude": [1.0], "own": [2.0]}).plot(**options)

@@ -148,7 +148,7 @@ def _breaks(*_: Any, **__: Any) -> None:
         ("damage", "dualdelay.load"),
         ("config", "dualdelay.load"),
         ("grammar", "torture_words.parse"),
-        ("flags", "dualdelay.cli.commands.main"),
+        ("flags", "dualdelay.cli.shell.main"),
         ("csv", "dualdelay.simulation.RecordedSpeeds"),
         ("messages", "dualdelay.train"),
     ],
@@ -173,9 +173,9 @@ def _prints(text: str, code: int) -> Callable[..., None]:
 
 @pytest.mark.parametrize("text, code", [("Traceback (most recent call last):", 1), ("", 3), ("", -11)])
 def test_a_traceback_on_the_shell_or_another_code_is_caught(text: str, code: int, bench: Bench) -> None:
-    with mock.patch("dualdelay.cli.commands.main", _prints(text, code)):
+    with mock.patch("dualdelay.cli.shell.main", _prints(text, code)):
         assert bench.kinds("flags", range(2)) == {"raw traceback"}
-    with mock.patch("dualdelay.cli.commands.main", _prints("error: no", 2)):
+    with mock.patch("dualdelay.cli.shell.main", _prints("error: no", 2)):
         assert bench.kinds("flags", range(2)) == set()
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dualdelay as dd
-from dualdelay.cli import main
+from dualdelay.cli import commands, main
 from dualdelay.runs.names import alternatives, label, parse
 from dualdelay.storage.files import load_table, save_table
 from helpers import drift, operations
@@ -156,6 +156,7 @@ def test_compare_prints_a_table_a_figure_and_a_sentence(tmp_path, capsys):
     assert re.search(r"^ dude\[lr=0.05\] .* ±", out, re.M), "means over the two seeds with their deviation"
     assert re.search(r"^Result: at time 40 \S+ has the lowest objective", out, re.M)
     assert f"figure: {tmp_path}/comparison.png" in out and (tmp_path / "comparison.png").exists()
+    assert out.endswith(f"folder: {tmp_path}\n")
     ages = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*-seed*/checkpoints")}
     assert len(ages) == 6
     assert call(*command, "--json") == 0
@@ -170,7 +171,7 @@ def test_a_grid_names_every_run(tmp_path, capsys):
     out = json.loads(capsys.readouterr().out)
     assert len(out["runs"]) == len({row["algorithm"] for row in out["runs"]}) == 12 and out["failed"] == 0
     assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 12
-    run = dd.resume(tmp_path / "dude-lr=0.02-problem1-speeds0-seed0")
+    run = dd.resume(tmp_path / "dude-lr=0.02-digits-workers=3-alpha=1.0-truncated_normal-std=1-seed0")
     assert run.problem.settings["alpha"] == 1.0
 
 
@@ -188,7 +189,7 @@ def test_the_speeds_of_a_comparison_have_as_many_workers_as_each_problem(tmp_pat
     speeds = "drifting[speeds=truncated_normal[std=1],every=2]"  # n is left out of the model in brackets
     flags = ("--problem", problems, "--speeds", speeds, "--updates", 3, "--folder", tmp_path, "--json")
     assert call("compare", "dude[lr=0.05]", *flags) == 0
-    assert [dd.load(folder).state.workers for folder in sorted(tmp_path.glob("*-seed0"))] == [2, 3]
+    assert sorted(dd.load(folder).state.workers for folder in tmp_path.glob("*-seed0")) == [2, 3]
 
 
 # runs that were computed side by side
@@ -249,6 +250,38 @@ def test_list_explains_fleets(capsys):
     assert "Write it as 'ray', or with settings" in out
 
 
+def test_list_knows_methods_and_says_what_the_shell_needs(capsys):
+    assert call("list", "methods") == 0
+    methods = capsys.readouterr().out
+    assert call("list", "algorithms") == 0
+    assert capsys.readouterr().out == methods
+    assert call("list", "truncated_normal") == 0
+    out = capsys.readouterr().out
+    assert "n (taken from the problem): Number" in out and "Write it as 'truncated_normal', or with settings" in out
+    assert call("list", "speeds") == 0
+    assert re.search(r"^ truncated_normal .* std=1.0, seed=None, mean=1.0 *$", capsys.readouterr().out, re.M)
+    assert call("list", "dude") == 0
+    assert "lr (needed): Step size (the paper's eta).\n" in capsys.readouterr().out, "the rest is for authors of methods"
+
+
+def test_a_run_that_diverged_says_so_and_ends_at_its_time(tmp_path, capsys):
+    for lr, diverged in ((2.5, True), (0.1, False)):
+        assert call("train", f"sync[lr={lr}]", *FAST, "--time", 20, "--folder", tmp_path / f"{lr}") == 0
+        out = capsys.readouterr().out
+        assert ("note: it diverged: the objective began at " in out) is diverged
+        assert f"sync[lr={lr}]: ended at time 20\n" in out
+
+
+def test_an_interruption_says_once_how_to_go_on(tmp_path, capsys, monkeypatch):
+    def interrupted(*_, **__):
+        raise dd.Interrupted("saved after 3 updates in run", "dd.resume goes on")
+
+    monkeypatch.setattr(commands, "run_one", interrupted)
+    assert call("train", "sync[lr=0.1]", *FAST, "--updates", 9, "--folder", tmp_path / "run") == 130
+    said = capsys.readouterr().err
+    assert said == f"interrupted: saved after 3 updates in run. Go on with: dualdelay resume {tmp_path / 'run'}\n"
+
+
 # exit codes
 
 
@@ -285,13 +318,13 @@ def test_list_explains_fleets(capsys):
         ((*DIGITS, "--precision", "tf32"), "is a mode of GPUs"),
         ((*DIGITS, "--cores", "0"), "cores is 0"),
         (("data", "cifar10", "--folder", "data", "--source", "nowhere"), "source is 'nowhere', and nothing is there"),
-        (("data", "cifar10", "--folder", "data", "--source", "."), "holds neither data_batch_1.bin nor"),
+        (("data", "cifar10", "--folder", "data", "--source", "."), "holds none of the files of CIFAR-10"),
     ],
 )  # fmt: skip
 def test_bad_input_exits_with_2_and_one_error(arguments, words, capsys, inside):
     assert call(*arguments) == 2
     out, err = capsys.readouterr()
-    assert (out, err.count("error: ")) == ("", 1)
+    assert (out, err.count("error: "), err.count("\n")) == ("", 1, 1)
     assert re.search(f"^error: .*{words}.*\n$", err, re.M), err
     assert not list(inside.rglob("config.json")), "nothing is left behind"
 

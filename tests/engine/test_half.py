@@ -30,10 +30,6 @@ class TwoWays(IndependentWorkers[Drifts]):
 
     steps: int = 3
 
-    @property
-    def most_steps(self) -> int:
-        return self.steps
-
     def init(self, x, n, rng):
         return Drifts(x, n)
 
@@ -185,10 +181,6 @@ class Polls(dd.VanillaASGD):
 
     name = "polls"
     steps: int = 4
-
-    @property
-    def most_steps(self) -> int:
-        return self.steps
 
     def first(self, s):
         return [*(dd.send(worker, hold=True) for worker in s.present), dd.wake(2.0)]

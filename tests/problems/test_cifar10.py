@@ -14,8 +14,9 @@ from torch import Tensor
 
 import dualdelay as dd
 from dualdelay.paper.experiment import classes, draws
-from dualdelay.problems import cifar10
-from dualdelay.problems.cifar10 import FILES, cache_folder, read
+from dualdelay.problems import images
+from dualdelay.problems.cifar10 import FILES
+from dualdelay.problems.files import cache_folder
 from dualdelay.problems.splits import deal
 from dualdelay.runs.names import describe, label, parameters, parse, rebuild
 from helpers import rounding
@@ -56,7 +57,7 @@ def put(folder: Path, bins: dict[str, bytes]) -> Path:
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of 5 x 60 images to train with and 60 to test with, whose sums stand for the official ones."""
-    monkeypatch.setattr(cifar10, "FILES", sums(BINS))
+    monkeypatch.setattr(dd.Cifar10, "files", sums(BINS))
     return put(tmp_path / "cifar10", BINS)
 
 
@@ -94,7 +95,7 @@ def test_an_image_is_its_red_its_green_and_its_blue_bytes_row_by_row(tmp_path: P
     image = bytes(levels.flatten().tolist())
     bins = {name: bytes([at]) + image[::-1] for at, name in enumerate(NAMES)}
     bins["data_batch_2.bin"] = bytes([7]) + image
-    train, test = read(put(tmp_path / "one", bins), sums(bins))
+    train, test = dd.Cifar10.read(put(tmp_path / "one", bins))
     assert train.tensors[0].shape == (5, 3, 32, 32) and test.tensors[0].shape == (1, 3, 32, 32)
     assert np.array_equal(pixels(train.tensors[0])[1], levels)
     assert train.tensors[1].tolist() == [0, 7, 2, 3, 4] and test.tensors[1].tolist() == [5]
@@ -104,7 +105,7 @@ def test_an_image_is_its_red_its_green_and_its_blue_bytes_row_by_row(tmp_path: P
 @pytest.mark.numeric
 def test_images_come_in_the_order_of_the_files_and_the_last_file_is_the_test(tmp_path: Path) -> None:
     bins = {name: rows(3 + at, at) for at, name in enumerate(NAMES)}
-    train, test = read(put(tmp_path / "uneven", bins), sums(bins))
+    train, test = dd.Cifar10.read(put(tmp_path / "uneven", bins))
     assert [len(train), len(test)] == [3 + 4 + 5 + 6 + 7, 8]
     for data, names in ((train, NAMES[:-1]), (test, NAMES[-1:])):
         content = torch.cat([data.tensors[1][:, None], pixels(data.tensors[0]).reshape(len(data), -1)], dim=1)
@@ -112,7 +113,7 @@ def test_images_come_in_the_order_of_the_files_and_the_last_file_is_the_test(tmp
 
 
 def test_the_problem_s_data_are_those_of_its_files(root: Path) -> None:
-    problem_s, files = train_and_test(tiny(root)), read(root, sums(BINS))
+    problem_s, files = train_and_test(tiny(root)), dd.Cifar10.read(root)
     for pair, data, labels in zip(problem_s, files, (TRAIN.tolist(), LABELS["test_batch.bin"]), strict=True):
         assert all(map(torch.equal, pair, data.tensors))
         assert pair[1].tolist() == labels
@@ -351,8 +352,8 @@ def test_a_run_is_resumed_and_replayed_from_its_folder_alone(root: Path, samples
     straight = scenario.run(folder=tmp_path / "straight")
     for count in (2, 8):
         scenario.killed(tmp_path / f"{count}", count)
-        cifar10._all_images.cache_clear()  # as in another process
-        cifar10._first_images.cache_clear()
+        images.all_images.cache_clear()  # as in another process
+        images.first_images.cache_clear()
         resumed = dd.resume(tmp_path / f"{count}")  # without a problem
         assert type(resumed.problem) is dd.Cifar10
         assert differences(resumed, straight) == []
@@ -366,10 +367,10 @@ def test_a_run_is_not_resumed_on_other_data(root: Path, tmp_path: Path, monkeypa
     test = BINS["test_batch.bin"]
     other = {**BINS, "test_batch.bin": test[:-1] + bytes([test[-1] ^ 1])}
     (root / "test_batch.bin").write_bytes(other["test_batch.bin"])
-    cifar10._all_images.cache_clear()
+    images.all_images.cache_clear()
     with pytest.raises(dd.BadInput, match=COMMAND):
         dd.resume(tmp_path / "run", updates=4)
-    monkeypatch.setattr(cifar10, "FILES", sums(other))  # whole files, yet not those of the run
+    monkeypatch.setattr(dd.Cifar10, "files", sums(other))  # whole files, yet not those of the run
     with pytest.raises(dd.BadInput, match="fingerprint"):
         dd.resume(tmp_path / "run", updates=4)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import traceback
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -497,3 +498,15 @@ def test_a_model_that_gives_its_own_loss_gives_it_by_name() -> None:
         dd.Network(GivesLoss(dict), shards=[{**one, "ids": one["labels"]} for one in data], batch_size=4)
     with pytest.raises(dd.BadInput, match=r"test gives a batch that is a dict; expected pairs"):
         dd.Network(GivesLoss(dict), shards=data, batch_size=4, test=data[0])
+
+
+def test_an_error_in_a_user_s_function_names_the_worker():
+    def shard(worker):
+        if worker == 2:
+            raise OSError("no such disk")
+        return torch.ones(4, 2), torch.ones(4, 1) * worker
+
+    problem = dd.Network(torch.nn.Linear(2, 1), torch.nn.functional.mse_loss, shard, 2, workers=3)
+    with pytest.raises(OSError, match="no such disk") as error:
+        dd.simulate(dd.DuDe(0.1), problem, dd.FixedSpeeds([1.0, 2.0, 3.0]), updates=5)
+    assert traceback.format_exception(error.value)[-1].strip() == "shards(2) raised OSError: no such disk"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +179,7 @@ def test_dropout_is_a_function_of_the_job_s_name_where_stochastic_is_set() -> No
 @pytest.mark.parametrize("stochastic", [False, True])
 def test_a_run_leaves_the_global_generators_as_they_were(stochastic: bool) -> None:
     before = generators()
-    model = lambda: mlp(nn.Dropout(0.5) if stochastic else nn.Tanh())  # noqa: E731
+    model = partial(mlp, nn.Dropout(0.5) if stochastic else nn.Tanh())
     dd.simulate(dd.DuDe(LR), network(model, batch_size=dd.Batches(4, stochastic=stochastic)), three, updates=9)
     assert generators() == before
 

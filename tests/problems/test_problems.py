@@ -105,7 +105,7 @@ def test_a_comparison_is_paired(tmp_path: Path) -> None:
     problem, speeds = dd.Digits(workers=3, alpha=1.0, hidden=4, batch_size=4), dd.speeds.ExponentialSpeeds([1.0, 2.0, 3.0])
     options = {"seeds": (0, 5), "time": 12.0, "evaluation": dd.Evaluation(seconds=4.0), "folder": tmp_path}
     table = dd.compare(methods, problem, speeds, **options)
-    assert list(table) == ["algorithm", "seed", *NAMES]
+    assert list(table) == ["algorithm", "seed", "method", "lr", *NAMES]
     assert [(row["algorithm"], row["seed"], row["time"]) for row in table.rows()] == [
         (label(method), seed, time) for seed in (0, 5) for method in methods for time in (0.0, 4.0, 8.0, 12.0)
     ]

@@ -9,9 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import Subset, TensorDataset
 
 import dualdelay as dd
-from dualdelay.problems.splits import deal, dirichlet
+from dualdelay.problems.splits import deal, dirichlet, quantity, shards, split_samples, unseeded
+from dualdelay.runs.names import describe, label, parse, rebuild
 
 LABELS = np.repeat(np.arange(5), 40)
 
@@ -101,9 +103,159 @@ def test_a_split_deals_digits_to_workers(split: str) -> None:
 def test_every_class_is_dealt_by_numpy_s_own_draws(workers: int) -> None:
     """For each class one draw of shares, then one of an owner for each sample: a recorded seed keeps its split."""
     labels, rng, owner = np.arange(300) % 7, dd.Draws(3, "split").generator(2), np.empty(300, dtype=np.int64)
-    for label in range(7):
-        members = np.flatnonzero(labels == label)
+    for digit in range(7):
+        members = np.flatnonzero(labels == digit)
         owner[members] = rng.choice(workers, size=len(members), p=rng.dirichlet(np.full(workers, 0.5)))
     parts = deal(labels, workers, 0.5, 3, 2)
     assert [part.tolist() for part in parts] == [np.flatnonzero(owner == worker).tolist() for worker in range(workers)]
     assert all(part.dtype == np.int64 for part in parts)
+
+
+# the rules beside the paper's
+
+TEXTS = ["dirichlet[alpha=0.5]", "iid", "label", "label_k[k=2]", "quantity[alpha=0.3]", "quantity[power=1.5]", "group"]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("workers", [5, 8])
+def test_every_sample_is_one_worker_s_and_no_worker_is_without_any(text: str, workers: int) -> None:
+    labels = np.random.default_rng(0).integers(0, 5, 600)
+    groups = np.arange(600) % 8
+    parts = split_samples(labels, workers, text, 3, groups=groups)
+    assert len(parts) == workers and min(map(len, parts)) > 0
+    assert np.sort(np.concatenate(parts)).tolist() == list(range(600))
+    assert all(part.dtype == np.int64 for part in parts)
+    seeded = text not in ("label", "group")
+    again, other = (split_samples(labels, workers, text, seed, groups=groups) for seed in (3, 4))
+    assert str(again) == str(parts) and (str(other) != str(parts)) == seeded == (unseeded(text) == "")
+
+
+@pytest.mark.parametrize(("workers", "k"), [(5, 2), (7, 3), (10, 1), (4, 10), (23, 2)])
+def test_with_label_k_every_worker_has_k_classes_and_every_class_as_many_workers(workers: int, k: int) -> None:
+    labels = np.repeat(np.arange(10), 50)
+    classes = [set(labels[part].tolist()) for part in split_samples(labels, workers, f"label_k[k={k}]", 1)]
+    assert [len(own) for own in classes] == [k] * workers
+    holders = [sum(label in own for own in classes) for label in range(10)]
+    assert max(holders) - min(holders) <= 1
+    sizes = [len(part) for part in split_samples(labels, workers, f"label_k[k={k}]", 1)]
+    assert max(sizes) <= k * -(-50 // min(holders)) and min(sizes) >= k * (50 // max(holders))
+
+
+def test_a_power_law_of_sizes() -> None:
+    sizes = sorted((len(part) for part in quantity(range(10_000), 10, power=1.0, seed=2)), reverse=True)
+    harmonic = sum(1 / rank for rank in range(1, 11))
+    assert sizes == pytest.approx([1 + 9990 / rank / harmonic for rank in range(1, 11)], abs=1)
+    orders = {str(np.argsort([len(part) for part in quantity(range(100), 4, power=1.0, seed=seed)])) for seed in range(8)}
+    assert len(orders) > 1, "which worker has most is drawn"
+
+
+def test_sizes_are_the_more_unequal_the_smaller_alpha_and_never_below_the_least() -> None:
+    spreads = []
+    for alpha in (0.1, 1.0, 1000.0):
+        sizes = [len(part) for seed in range(20) for part in quantity(range(2000), 10, alpha=alpha, seed=seed, minimum=7)]
+        assert min(sizes) >= 7
+        spreads.append(np.std(sizes))
+    assert spreads[0] > 2 * spreads[1] > 10 * spreads[2]
+
+
+def test_quantity_deals_classes_as_they_are() -> None:
+    labels = np.arange(20_000) % 4
+    for part in quantity(labels, 5, power=0.5, seed=0):
+        shares = np.bincount(labels[part], minlength=4) / len(part)
+        assert np.abs(shares - 0.25).max() < 4.5 * np.sqrt(0.25 * 0.75 / len(part))
+
+
+def test_a_large_alpha_is_nearly_iid() -> None:
+    labels = np.repeat(np.arange(5), 2000)
+    counts = np.array(
+        [np.bincount(labels[part], minlength=5) for part in split_samples(labels, 4, "dirichlet[alpha=1000]")]
+    )
+    assert np.abs(counts / 2000 - 0.25).max() < 0.06  # five of the deviations of the shares and the draws together
+
+
+def test_groups_are_workers_or_are_dealt_whole() -> None:
+    groups = np.array(["b", "a", "c", "a", "b", "a", "d"])
+    assert [part.tolist() for part in split_samples(groups, None, "group", groups=groups)] == [[1, 3, 5], [0, 4], [2], [6]]
+    parts = split_samples(groups, 2, "group", groups=groups)
+    assert [sorted(set(groups[part].tolist())) for part in parts] == [["a", "d"], ["b", "c"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (([0, 1] * 5, 2, "lable_k"), "split is 'lable_k'; did you mean 'label_k'"),
+        (([0, 1] * 5, 2, "label_k[c=2]"), "label_k has no parameter 'c'"),
+        (([0, 1] * 5, 2, "label_k[k=3]"), "k is 3; expected a whole number, 1..2"),
+        ((list(range(10)), 2, "label_k[k=2]"), "would leave classes to nobody.*at least 5"),
+        (([0, 0, 0, 1], 3, "label_k[k=2]"), "class 1 has 1 samples for 3 workers"),
+        (([0, 1] * 5, 2, "quantity[power=0]"), "power is 0; expected a finite number above zero"),
+        (([0, 1] * 5, 2, "quantity[minimum=6]"), "10 samples are too few for 2 workers with 6"),
+        (([0, 1] * 5, 2, "group"), "needs groups="),
+        (([0, 1] * 5, None, "iid"), "needs workers"),
+        (([], 2, "iid"), "labels is empty"),
+        (([[0, 1]], 2, [[0], [1]]), r"names samples outside 0\.\.0"),
+        ((np.zeros((3, 2)), 2, "iid"), "one dimension"),
+        ((5, 2, "iid"), "labels is 5; expected a list"),
+    ],
+)
+def test_a_split_that_cannot_be_is_refused(arguments: tuple[object, ...], words: str) -> None:
+    with pytest.raises(dd.BadInput, match=words):
+        split_samples(*arguments)
+
+
+def test_groups_that_do_not_fit() -> None:
+    with pytest.raises(dd.BadInput, match="groups has 3 entries for 4 samples"):
+        split_samples(range(4), None, "group", groups=[0, 1, 2])
+    with pytest.raises(dd.BadInput, match="2 groups for 3 workers"):
+        split_samples(range(4), 3, "group", groups=[0, 1, 0, 1])
+
+
+@pytest.mark.parametrize("split", ["label_k[k=2]", "quantity[power=1]", "dirichlet[alpha=2]"])
+def test_a_split_by_its_text_in_a_problem_s_text(split: str) -> None:
+    problem = parse("problem", f"digits[workers=6,split={split},hidden=4]")
+    assert label(problem) == f"digits[workers=6,split={split},hidden=4]"
+    assert rebuild("problem", describe(problem)).fingerprint() == problem.fingerprint() == problem.reseeded(0).fingerprint()
+    assert problem.reseeded(1).fingerprint() != problem.fingerprint() and problem.unseeded == ""
+    assert sum(problem.samples(worker) for worker in range(6)) == 1437
+    if split == "dirichlet[alpha=2]":
+        assert problem.fingerprint() == dd.Digits(workers=6, alpha=2, hidden=4).fingerprint()
+
+
+# the user's own data
+
+
+def test_own_data_of_any_structure_are_dealt() -> None:
+    x, y = torch.arange(24.0).view(12, 2), torch.arange(12) % 3
+    for data in ((x, y), (x.numpy(), y.numpy()), {"x": x, "y": y}, x, TensorDataset(x, y)):
+        parts = shards(data, 3, "label", labels=y)
+        assert len(parts) == 3 and all(type(part) is type(data) or isinstance(part, Subset) for part in parts)
+        for number, part in enumerate(parts):
+            rows = part[0] if isinstance(part, tuple) else part["x"] if isinstance(part, dict) else part
+            rows = torch.stack([row[0] for row in rows]) if isinstance(part, Subset) else torch.as_tensor(rows)
+            assert torch.equal(rows, x[y == number])
+
+
+def test_own_data_become_a_problem_in_one_call() -> None:
+    x, y = torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 3
+    sites = np.repeat(["north", "south", "west"], 20)
+    for split, groups in (("dirichlet[alpha=1,minimum=1]", None), ("group", sites)):
+        parts = shards((x, y), None if groups is not None else 3, split, groups=groups)
+        problem = dd.Network(torch.nn.Linear(4, 3), torch.nn.functional.cross_entropy, parts, 4)
+        run = dd.simulate(dd.DuDe(0.1), problem, dd.FixedSpeeds([1.0, 2.0, 3.0]), updates=5)
+        assert run.version == 5 and sum(problem.samples(worker) for worker in range(3)) == 60
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "words"),
+    [
+        (torch.ones(4, 2), {"workers": 2}, "give labels="),
+        ((torch.ones(4, 2), torch.rand(4)), {"workers": 2}, "give labels="),
+        ((torch.ones(4, 2), torch.ones(3)), {"workers": 2}, "columns of 4, 3 rows"),
+        ((torch.ones(4, 2), torch.ones(4)), {"workers": 2, "labels": [0, 1]}, "labels has 2 entries for 4 samples"),
+        (torch.tensor(1.0), {"workers": 2}, "expected tensors or arrays"),
+        (5, {"workers": 2}, "expected tensors or arrays"),
+    ],
+)
+def test_own_data_that_cannot_be_dealt_are_refused(data: object, options: dict[str, object], words: str) -> None:
+    with pytest.raises(dd.BadInput, match=words):
+        shards(data, **options)

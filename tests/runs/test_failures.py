@@ -5,6 +5,7 @@ done before it is saved, so that the run goes on as if nothing had happened.
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -225,6 +226,20 @@ def test_a_gradient_that_fails_is_named_and_computed_when_the_run_goes_on(tmp_pa
     resumed = dd.resume(tmp_path / "run", problem=problem, watch=[lambda s, a: jobs.append(a.job)])
     assert differences(resumed, dd.simulate(dd.DuDe(LR), problem, SPEEDS, folder=tmp_path / "straight", **END)) == []
     assert jobs[0][:2] == (1, 7)  # the first thing that was missing
+
+
+def test_a_full_disk_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    def watch(state: dd.State, a: dd.Arrival) -> None:
+        if state.version == 12:
+            monkeypatch.setattr(os, "fsync", full)
+
+    with pytest.raises(dd.RunFailed, match="No space left") as caught:
+        dd.simulate(dd.DuDe(LR), PROBLEM, SPEEDS, updates=60, checkpoint_every=10, watch=[watch], folder=tmp_path / "run")
+    said = " ".join([str(caught.value), *caught.value.__notes__])
+    assert said.count("No space left") == 1 and "The last checkpoint stands; go on with dualdelay resume" in said
 
 
 class Stumbles(dd.Quadratic):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dualdelay.runs.names import alternatives, parse, slug, stem
+from dualdelay.runs.names import alternatives, distinct, parse, slug, stem
 from own import refused
 
 pytestmark = pytest.mark.usefixtures("in_time")
@@ -16,7 +16,7 @@ LONG = "x" * 100_000
 REFUSED: dict[str, tuple[str, str, tuple[str, ...]]] = {  # of what kind, the text, and words of the message
     "unknown algorithm": ("algorithm", "dud[lr=0.05]", ("algorithm", "'dud'", "'dude'")),
     "unknown problem": ("problem", "digit", ("problem", "'digit'", "'digits'")),
-    "unknown speeds": ("speeds", "exponentail", ("speeds", "'exponentail'", "'exponential'")),
+    "unknown speeds": ("speeds", "exponentail", ("no speed model 'exponentail'", "'exponential'")),
     "unknown parameter": ("algorithm", "dude[lr=0.1,wait_fro=2]", ("dude", "'wait_fro'", "'wait_for'")),
     "parameter left out": ("algorithm", "dude", ("dude", "lr", "dude[lr=...]")),
     "parameter twice": ("algorithm", "dude[lr=0.1,lr=0.2]", ("lr", "twice")),
@@ -62,3 +62,9 @@ def test_a_label_of_any_length_becomes_a_folder_s_name(tmp_path: Path) -> None:
     assert len(set(names)) == 2 and all(len(name) < 220 for name in names)
     (tmp_path / names[0]).mkdir()
     assert slug("dude[lr=0.05,wait_for=3]") == "dude-lr=0.05-wait_for=3"
+
+
+def test_labels_that_look_alike_have_folders_of_their_own() -> None:
+    texts = ["q[c=[[0],[6]]]", "q[c=[[0,6]]]", "q[c=[[0],[-6]]]", "q[c=0]", "q[c=-0]", "q-c=0", "x" * 99, "x" * 98 + "y"]
+    assert len({distinct(text) for text in texts}) == len(texts)
+    assert distinct("digits[workers=3,alpha=0.1]") == "digits-workers=3-alpha=0.1"

@@ -174,7 +174,7 @@ def test_an_interrupted_run_has_a_model_and_can_be_a_start(tmp_path: Path) -> No
         run = dd.simulate(dd.DuDe(LR), problem, THREE, updates=0, server=dd.Server(initial_weights=start))
         assert torch.equal(run.x, loaded.x)
     with pytest.raises(dd.BadInput, match="is not the folder of a run"):
-        dd.load(tmp_path)
+        dd.load(tmp_path / "nowhere")
     fresh = tmp_path / "fresh"
     scenario.killed(fresh, 2)
     assert dd.load(fresh).version == 0 and torch.equal(dd.load(fresh).x, problem.start(0))

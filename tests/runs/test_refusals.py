@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 import dualdelay as dd
 from dualdelay.analysis.loggers import TensorBoard
 from dualdelay.cli import downloads
+from dualdelay.cli.datasets import CIFAR10
 from dualdelay.core import Order
 from dualdelay.core.errors import require_path
 from own import NO_NUMBERS, mlp, refused, shards, three
@@ -209,7 +210,7 @@ def test_a_name_that_no_file_can_have_is_refused(path: Any, tmp_path: Path) -> N
         lambda: dd.Cifar10(root=path),
     ]
     if isinstance(path, str):
-        calls += [lambda: simulate(**start(path)), lambda: downloads.cifar10(tmp_path, path)]
+        calls += [lambda: simulate(**start(path)), lambda: downloads.fetch(CIFAR10, tmp_path, path)]
     for call in calls:
         refused(call, "Choose another name")
 

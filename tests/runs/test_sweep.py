@@ -69,7 +69,7 @@ def test_the_table_has_a_row_for_each_evaluation_and_names_its_run() -> None:
     grid = {"algorithm": [dd.DuDe(LR), dd.SyncSGD(LR)], "problem": problems, "speeds": speeds, "seed": [3, 4]}
     evaluation = dd.Evaluation(every=2, metrics={"one": lambda model: 1.0})
     table = dd.sweep(grid, updates=4, evaluation=evaluation, compute=TOGETHER)
-    assert list(table) == ["algorithm", "seed", "problem", "speeds", *NAMES, "one"]
+    assert list(table) == ["algorithm", "seed", "method", "lr", "problem", "speeds", *NAMES, "one"]
     assert len(table.runs) == len(table.points) == 16
     assert table.failed == {}
     assert len({json.dumps(point) for point in table.points}) == 16
@@ -84,7 +84,7 @@ def test_the_table_has_a_row_for_each_evaluation_and_names_its_run() -> None:
 
 def test_problems_and_speeds_of_the_same_name_have_runs_of_their_own(tmp_path: Path) -> None:
     problems = [dd.Quadratic([[0.0], [float(c)], [2.0], [1.0]]) for c in (1, 5)]
-    speeds = [dd.FixedSpeeds([1.0, 2.0, 3.0, 4.0]), dd.FixedSpeeds([1.0, 2.0, 3.0, 4.0])]
+    speeds = [dd.FixedSpeeds([1.0, 2.0, 3.0, 4.0]), dd.FixedSpeeds([1.0, 2.0, 3.0, 5.0])]
     grid = {"algorithm": [dd.DuDe(LR)], "problem": problems, "speeds": speeds}
     joint = dd.sweep(grid, updates=9, compute=TOGETHER, folder=tmp_path)
     assert len({json.dumps(point) for point in joint.points}) == 4
@@ -290,6 +290,61 @@ def test_a_larger_grid_in_the_same_folder_computes_what_is_new_alone(tmp_path: P
     new = sum(len(joint.runs[k].trace) for k in (0, 3, 4, 5))
     assert new <= Counted.taken - before <= new + 4 * 4  # at the end of a run each worker is in the middle of a job
     assert wrong(joint, sweep(large, problem, compute=ALONE)) == []
+
+
+def test_a_folder_grows_with_more_problems_speeds_and_seeds_in_any_order(tmp_path: Path) -> None:
+    near, far, third = (dd.Quadratic([[0.0], [c]], noise=0.1) for c in (1.0, 5.0, -5.0))
+    slow, fast = dd.TruncatedNormalSpeeds(2, std=3.0), dd.TruncatedNormalSpeeds(2, std=0.5)
+    first = dd.sweep({"algorithm": [dd.DuDe(LR)]}, far, slow, updates=9, folder=tmp_path, seed=3)
+    ages = {}
+    grids: list[dict[str, Any]] = [
+        {"problem": [near, far], "speeds": [slow], "seed": [3]},
+        {"problem": [third, far, near], "speeds": [fast, slow], "seed": [4, 3]},
+    ]
+    for grid in grids:
+        joint = dd.sweep({"algorithm": [dd.DuDe(LR)], **grid}, updates=9, folder=tmp_path)
+        assert wrong(joint, dd.sweep({"algorithm": [dd.DuDe(LR)], **grid}, updates=9)) == []
+        now = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
+        assert {path: now[path] for path in ages} == ages, "what is there is not computed again"
+        assert len({run.folder for run in joint.runs}) == len(joint.runs)
+        ages = now
+    assert len(ages) == 12 and first.runs[0].folder in {run.folder for run in joint.runs}
+
+
+def test_own_problems_and_fleets_have_folders_by_what_they_are(tmp_path: Path) -> None:
+    class Own(dd.Quadratic):
+        pass
+
+    problems = [Own([[0.0], [c]]) for c in (1.0, 5.0)]
+    fleets = [dd.SimulatedFleet(dd.FixedSpeeds([1.0, 2.0]), link=dd.speeds.Link(latency)) for latency in (0.0, 1.0)]
+    grid = {"algorithm": [dd.DuDe(LR)], "problem": problems, "speeds": fleets}
+    names = [run.folder.name for run in dd.sweep(grid, updates=4, folder=tmp_path).runs]
+    turned = {"algorithm": [dd.DuDe(LR)], "problem": problems[::-1], "speeds": fleets[::-1]}
+    assert len(set(names)) == 4 and all(name.startswith("dude-lr=") for name in names)
+    assert [run.folder.name for run in dd.sweep(turned, updates=4, folder=tmp_path).runs] == names[::-1]
+    with pytest.raises(dd.BadInput, match="twice, for a problem or speeds that are the same"):
+        dd.sweep({**grid, "problem": [problems[0], Own([[0.0], [1.0]])]}, updates=4, folder=tmp_path)
+
+
+def test_a_folder_with_runs_named_by_position_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "dude-lr=0.05-problem0-speeds1-seed0").mkdir()
+    with pytest.raises(dd.BadInput, match=r"an earlier version, such as dude-lr=.*-problem0-speeds1-seed0"):
+        sweep({"algorithm": [dd.DuDe(LR)]}, updates=4, folder=tmp_path)
+
+
+def test_each_method_has_a_grid_of_its_own() -> None:
+    methods = [*dd.grid(dd.DuDe, lr=[0.1, 0.2], wait_for=np.array([1, 2])), *dd.grid(dd.FedBuff, lr=0.3, buffer=(2, 3))]
+    assert methods[:4] == [dd.DuDe(lr, wait_for=c) for lr in (0.1, 0.2) for c in (1, 2)]
+    assert methods[4:] == [dd.FedBuff(0.3, buffer=2), dd.FedBuff(0.3, buffer=3)]
+    assert dd.grid(dd.DuDe, lr=0.1) == [dd.DuDe(0.1)]
+    for make, words in (
+        (lambda: dd.grid(dd.DuDe, lr=0.1, wait_fro=[1]), "did you mean 'wait_for'"),
+        (lambda: dd.grid(dd.DuDe(0.1), wait_for=[1]), "expected a method's class"),
+        (lambda: dd.grid(dd.DuDe, lr=[]), "at least one"),
+        (lambda: dd.grid(dd.DuDe, lr=[0.1, -1.0]), "lr is -1"),
+    ):
+        with pytest.raises(dd.BadInput, match=words):
+            make()
 
 
 def test_another_sweep_in_the_same_folder_is_refused_and_changes_nothing(tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ def test_the_seed_of_a_run_reaches_every_model_but_those_that_have_their_own() -
 
 
 def test_every_model_is_on_the_page_about_simulated_workers() -> None:
-    page = (Path(dd.__file__).parents[2] / "docs" / "workers.md").read_text()
+    page = (Path(dd.__file__).parents[2] / "docs" / "how_to" / "workers.md").read_text()
     assert [name for name in SPEEDS if f"`{name}[" not in page] == []
 
 

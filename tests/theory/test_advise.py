@@ -255,10 +255,10 @@ def test_a_run_of_a_user_s_own_problem_or_speeds_is_read_as_far_as_possible(advi
         pass
 
     dd.simulate(dd.DuDe(0.05), Own([[0.0], [6.0]]), dd.FixedSpeeds([1.0, 3.0]), updates=40, folder="own")
-    values = advised("--run", "own", code=2)
+    values = advised("--run", "own")
     assert values["table"][0]["tau_max"] == delays(dd.FixedSpeeds([1.0, 3.0])).tau_max
     assert values["constants"] is None and values["commands"] == []
-    assert "cannot be built from its name" in values["missing"][0]
+    assert "Name it: dualdelay advise --run own --problem FILE.py:FUNCTION" in values["missing"][0]
     dd.simulate(dd.DuDe(0.05), dd.Quadratic([[0.0], [6.0]]), Slow([1.0, 3.0]), updates=40, folder="slow")
     # these speeds have no name, but the times are recorded
     assert advised("--run", "slow")["commands"][0].startswith("dd.train(dd.DuDe(lr=")
@@ -287,7 +287,7 @@ def test_real_workers_that_have_not_run_yet(advised):
         (("--problem", "quadratik", "--speeds", UNEVEN), "did you mean 'quadratic'?", "how stale gradients will be"),
         (("--problem", "quadratik", "--speeds", "fixd"), "did you mean 'quadratic'?", ""),
         (("--run", "nowhere"), "nowhere is not the folder of a run", ""),
-        (("--run", "nowhere", "--speeds", UNEVEN), "leave out --problem and --speeds", ""),
+        (("--run", "nowhere", "--speeds", UNEVEN), "leave out --speeds", ""),
         (("--updates", "0"), "updates is 0", ""),
         (("--time", "-1"), "time is -1", ""),
     ],

@@ -68,17 +68,15 @@ def jobs(here: Any) -> list[int]:
 
 def test_by_default_evaluation_takes_a_tenth_of_any_worker_s_time_and_the_slow_one_keeps_working() -> None:
     """Whole passes at every turn left the slow site with 3 gradients of 403, where it makes 99 by itself."""
-    bare, default, whole = (
-        until(begin(schedule), 100.0) for schedule in (None, DEFAULT, Schedule(updates=4, samples=None))
-    )
-    assert jobs(bare)[3] == 100
-    assert jobs(default)[3] >= 88  # the start is evaluated before anything else, and then a tenth
+    bare, default, whole = (until(begin(schedule), 50.5) for schedule in (None, DEFAULT, Schedule(updates=4, samples=None)))
+    assert jobs(bare)[3] == 50
+    assert jobs(default)[3] >= 44  # the start is evaluated before anything else, and then a tenth
     assert all(one >= 0.88 * other for one, other in zip(jobs(default), jobs(bare), strict=True))
-    assert jobs(whole)[3] < 30  # what all are asked at once is still dear, and so it is left out more often
+    assert jobs(whole)[3] < 15  # what all are asked at once is still dear, and so it is left out more often
     for record in default.records:
         assert record.evaluation_seconds <= 0.1 * default.loop.now + record.last_evaluation_seconds
     rows = default.loop.rows
-    assert len(rows) > 5 and {row["answered"] for row in rows} == {4.0}
+    assert len(rows) > 3 and {row["answered"] for row in rows} == {4.0}
     assert {row["share"] for row in rows} == {4 * FEW / sum(SIZES)}
     assert default.loop.skipped_evaluations > 100  # as many as the fast ones would have had time for
 

@@ -133,7 +133,7 @@ def listening(pids):
 
 
 def test_every_test_that_the_security_page_names_is_there():
-    page = pathlib.Path(__file__).parents[2] / "docs" / "security.md"
+    page = pathlib.Path(__file__).parents[2] / "docs" / "reference" / "security.md"
     named = re.findall(r"`([\w/]*test_\w+\.py)::(test_\w+)`", page.read_text())
     assert len(named) > 25
     for file, name in named:

@@ -11,7 +11,7 @@ import torch
 import dualdelay as dd
 from dualdelay.core import Job
 from dualdelay.core.compression import Packed, pack, size_of
-from dualdelay.engine.half import Half
+from dualdelay.engine.half import Half, Task
 from dualdelay.workers.messages import EvaluationRequest, JobRequest, PollRequest
 from dualdelay.workers.worker import Worker
 from helpers import rounding
@@ -187,7 +187,7 @@ def test_a_held_job_takes_the_steps_that_it_has_begun_when_it_is_polled(holding,
             answers.get(timeout=0.05)
         worker.poll(PollRequest(0, 0, 0))
     reply = answers.get(timeout=60)
-    alone = Half(Steps(0.1)).run(PROBLEM, Job(0, 0, 0), steps, torch.zeros(2, dtype=torch.float64), None)
+    alone = Half(Steps(0.1)).run(PROBLEM, Task(Job(0, 0, 0), torch.zeros(2, dtype=torch.float64), steps))
     assert (reply.steps, reply.error, reply.keeps) == (steps, "", True)
     assert reply.value.tobytes() == alone.message.numpy().tobytes()
     assert worker.kept(0)["method"]["y"].tobytes() == alone.keep["method"]["y"].numpy().tobytes()
@@ -244,7 +244,7 @@ def test_an_evaluation_is_made_between_the_steps_of_a_held_job_or_while_it_waits
     worker.poll(PollRequest(0, 0, 0))
     problem.go_on.release(3)
     reply = answers.get(timeout=60)
-    alone = Half(Steps(0.1)).run(PROBLEM, Job(0, 0, 0), reply.steps, torch.zeros(2, dtype=torch.float64), None)
+    alone = Half(Steps(0.1)).run(PROBLEM, Task(Job(0, 0, 0), torch.zeros(2, dtype=torch.float64), reply.steps))
     assert reply.value.tobytes() == alone.message.numpy().tobytes(), "the job has a model of its own"
     asked.put(lambda: worker.evaluate(ask, np.array([7.0, 0.0])))
     assert answers.get(timeout=60) is None, "it was made already"

@@ -43,10 +43,6 @@ class AREA(IndependentWorkers[AREAState]):
     buffer: int = whole(1)
     """Arrivals per update; what they add up to is divided by the number of workers all the same."""
 
-    @property
-    def most_steps(self) -> int:
-        return self.steps
-
     def init(self, x: Tensor, n: int, rng: Draws) -> AREAState:
         return AREAState(x, n, begun=dict.fromkeys(range(n), x))
 

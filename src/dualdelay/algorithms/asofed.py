@@ -51,13 +51,8 @@ class ASOFed(IndependentWorkers[ASOFedState]):
     """How strongly a local model is held near the one that was sent (the paper's lambda)."""
     compare_with: Literal["last", "sent"] = "last"
     """What a worker's new model is compared with: its last one, so that x is the mean of their models, or that sent."""
-
     dynamic: bool = True
     """Whether a worker's step is longer by the logarithm of its mean delay, once that is above 1 (the paper's r_k)."""
-
-    @property
-    def most_steps(self) -> int:
-        return self.steps
 
     def init(self, x: Tensor, n: int, rng: Draws) -> ASOFedState:
         return ASOFedState(x, n, models=[x] * n)
@@ -73,9 +68,7 @@ class ASOFed(IndependentWorkers[ASOFedState]):
         kept = memory or {"v": zero, "h": zero, "version": job.version, "jobs": 0, "delays": 0}
         v, h = kept["v"], kept["h"]
         jobs = int(kept["jobs"])
-        delays = (
-            int(kept["delays"]) + job.version - int(kept["version"])
-        )  # of the jobs so far, each until the next was sent
+        delays = int(kept["delays"]) + job.version - int(kept["version"])  # of all jobs, each until the next was sent
         r = max(1.0, math.log(delays / jobs)) if self.dynamic and delays else 1.0  # r_k = max(1, log(mean delay))
         y = model
         for _ in job:

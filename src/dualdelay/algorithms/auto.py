@@ -1,4 +1,4 @@
-"""AutoDuDe: DuDe that chooses its own step and how many workers it waits for; docs/tuning.md has the rule and its tests."""
+"""AutoDuDe: DuDe that chooses its own step and how many workers it waits for: docs/results/tuning.md has the rule."""
 
 from __future__ import annotations
 

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from ..core import Arrival, IndependentWorkers, Orders, State, send
 from ..core.draws import Draws
-from ..core.errors import BadInput
-from ..core.settings import positive, zero_or_more
+from ..core.settings import below_one, positive, zero_or_more
 
 
 @dataclass(kw_only=True)
@@ -36,17 +35,12 @@ class DCASGD(IndependentWorkers[DCASGDState]):
     """How much is corrected (the paper's lambda, or lambda_0); None: 0.04, or 2 if it is adaptive."""
     adaptive: bool = False
     """Whether lambda is divided by the root of a running mean of squared gradients, number by number."""
-    decay: float = zero_or_more(0.95)
+    decay: float = below_one(0.95)
     """How much of that mean is kept at an arrival (the paper's m)."""
     eps: float = positive(1e-7)
     """Added to the mean below the root."""
     own_means: bool = False
     """Whether every worker has a mean of its own, as in Microsoft's file, or all have one, as the paper writes it."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.decay >= 1:
-            raise BadInput(f"decay is {self.decay}; expected a number of zero or more, and below 1.")
 
     def init(self, x: Tensor, n: int, rng: Draws) -> DCASGDState:
         means = [torch.zeros_like(x) for _ in range(n if self.own_means else 1)] if self.adaptive else []

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ..core import Arrival, Memory, Message, Orders, RunningJob, send
 from ..core.buffers import BufferState
 from ..core.draws import Draws
 from ..core.errors import require_whole
+from ..core.local_steps import sum_of_gradients
 from ..core.settings import whole
 from .uniform import QueueState, UniformASGD
 
@@ -44,20 +44,12 @@ class DeFedAvg(UniformASGD):
     sampled: int = whole(2)
     """Arrivals per update, and workers drawn after it (the paper's s)."""
 
-    @property
-    def most_steps(self) -> int:
-        return self.steps
-
     def init(self, x: Tensor, n: int, rng: Draws) -> DeFedAvgState:
         require_whole(f"sampled (with {n} workers)", self.sampled, 1, n)
         return DeFedAvgState(x, n, rng=rng, queued=[1] * n, in_flight=n)
 
     def work(self, memory: Memory | None, model: Tensor, job: RunningJob) -> tuple[Message, Memory | None]:
-        y, g = model, torch.zeros_like(model)
-        for _ in job:
-            gradient = job.gradient(y)
-            y, g = y - self.lr * gradient, g + gradient  # g = (x - y) / lr
-        return g, memory
+        return sum_of_gradients(model, job, self.lr), memory
 
     def step(self, s: QueueState, a: Arrival) -> Orders:
         assert isinstance(s, DeFedAvgState)

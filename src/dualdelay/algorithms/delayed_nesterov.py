@@ -57,5 +57,4 @@ class DelayedNesterov(OuterSteps[DelayedState]):
             c = 1 - c * every + c
             s.clear()
         s.descend(c * beta * s.momentum + g / every, self.lr)  # x <- x - eps (c beta m + g / N), at the N-th 1 - c N + c
-        self.measured(s, a)
-        return [self.next_job(s, a.worker)]
+        return self.next_job(s, a)

@@ -14,11 +14,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ..core import Arrival, IndependentWorkers, Order, Orders, State, send
+from ..core import Arrival, IndependentWorkers, Orders, State, send
 from ..core.draws import Draws
-from ..core.errors import BadInput
 from ..core.local_steps import LocalTraining
-from ..core.settings import positive, zero_or_more
+from ..core.settings import below_one, positive
 
 
 @dataclass(kw_only=True)
@@ -36,32 +35,24 @@ class OuterSteps(LocalTraining[T], IndependentWorkers[T]):
 
     own_step = "its outer step has a momentum already"
 
-    momentum: float = zero_or_more(0.9)
+    momentum: float = below_one(0.9)
     """How much of the outer momentum is kept."""
     weight: float | None = positive(None)
     """What each x - y is multiplied by; None: 1 / sqrt(n)."""
     dynamic: bool = False
     """Whether slow workers take fewer local steps (DyLU): the share of ``steps`` that their speed is of the fastest's."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.momentum >= 1:
-            raise BadInput(f"momentum is {self.momentum}; expected a number of zero or more, and below 1.")
-
     def weighted(self, s: T, delta: Tensor) -> Tensor:
         """w delta."""
         return delta * (s.n**-0.5 if self.weight is None else self.weight)
 
-    def measured(self, s: T, a: Arrival) -> None:
-        """Remember how fast a worker is."""
-        s.speeds[a.worker] = a.steps / a.seconds if a.seconds > 0 else 0.0
-
-    def next_job(self, s: T, worker: int) -> Order:
-        """The next job of a worker: H_w = max(1, floor(H v_w / v_max)) local steps, where that is wanted and known."""
-        if not self.dynamic or s.speeds[worker] == 0:
-            return send(worker)
-        share = s.speeds[worker] / max(s.speeds[other] for other in s.present)
-        return send(worker, steps=max(1, math.floor(self.steps * share + 1e-6)))  # speeds are rounded
+    def next_job(self, s: T, a: Arrival) -> Orders:
+        """The sender's next job: H_w = max(1, floor(H v_w / v_max)) local steps, where that is wanted and known."""
+        s.speeds[a.worker] = speed = a.steps / a.seconds if a.seconds > 0 else 0.0
+        if not self.dynamic or speed == 0:
+            return [send(a.worker)]
+        share = speed / max(s.speeds[other] for other in s.present)
+        return [send(a.worker, steps=max(1, math.floor(self.steps * share + 1e-6)))]  # speeds are rounded
 
 
 @dataclass(frozen=True)
@@ -87,5 +78,4 @@ class AsyncDiLoCo(OuterSteps[OuterState]):
             g = g * (1.0 + s.version - a.version) ** -self.staleness
         s.momentum = self.momentum * s.momentum + g  # m <- beta m + g
         s.descend(self.momentum * s.momentum + g, self.lr)  # x <- x - eta (beta m + g)
-        self.measured(s, a)
-        return [self.next_job(s, a.worker)]
+        return self.next_job(s, a)

@@ -28,6 +28,7 @@ class FedAsync(IndependentWorkers[FedAsyncState]):
     name, title = "fedasync", "FedAsync"
     colour, line, marker = "#BB5566", "--", "v"
     keeps, needs = "the model each worker has", "the weight alpha"
+    ahead = True
 
     alpha: float = positive(0.6, high=1)
     """The weight of a worker's model before its delay is looked at."""
@@ -41,15 +42,6 @@ class FedAsync(IndependentWorkers[FedAsyncState]):
     """Local steps in a job, each of size lr."""
     proximal: float = zero_or_more(0.0)
     """The weight rho of (rho / 2) ||y - x_u||^2 in the local loss, 0.005 in public code; one local step has none of it."""
-
-    @property
-    def most_steps(self) -> int:
-        return self.steps
-
-    @property
-    def ahead(self) -> bool:  # type: ignore[override]
-        """Whether a job is one gradient at the model that was sent: it is, with one local step."""
-        return self.steps == 1
 
     def init(self, x: Tensor, n: int, rng: Draws) -> FedAsyncState:
         return FedAsyncState(x, n, models=[x] * n)

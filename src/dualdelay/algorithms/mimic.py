@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..core import Arrival, Memory, Message, RunningJob
 from ..core.draws import Draws
+from ..core.local_steps import sum_of_gradients
 from ..core.rounds import SampledRounds, SampledState
 from ..core.settings import whole
 
@@ -39,20 +40,12 @@ class MimiC(SampledRounds[MimiCState]):
     steps: int = whole(1)
     """Local steps of each worker in a round."""
 
-    @property
-    def most_steps(self) -> int:
-        return self.steps
-
     def init(self, x: Tensor, n: int, rng: Draws) -> MimiCState:
         self.fits(n)
         return MimiCState(x, n, rng=rng, corrections=[torch.zeros_like(x)] * n, updates={})
 
     def work(self, memory: Memory | None, model: Tensor, job: RunningJob) -> tuple[Message, Memory | None]:
-        y, g = model, torch.zeros_like(model)
-        for _ in job:
-            gradient = job.gradient(y)
-            y, g = y - self.lr * gradient, g + gradient  # g_i = (x - y) / lr
-        return g, memory
+        return sum_of_gradients(model, job, self.lr), memory
 
     def absorb(self, s: MimiCState, a: Arrival) -> None:
         s.updates[a.worker] = a.value

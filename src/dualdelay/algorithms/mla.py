@@ -42,8 +42,7 @@ class MomentumLookAhead(OuterSteps[LookAheadState]):
         gamma, g = self.momentum, self.weighted(s, self.corrected(s, a.value))
         s.momentum = gamma * s.momentum + (1 - gamma) * g  # m <- gamma m + (1 - gamma) delta
         s.descend(gamma * s.momentum + g, self.lr)  # x <- x - eta (gamma m + delta)
-        self.measured(s, a)
-        return [self.next_job(s, a.worker)]
+        return self.next_job(s, a)
 
     def corrected(self, s: LookAheadState, delta: Tensor) -> Tensor:
         """What is used of an arrival: here all of it."""

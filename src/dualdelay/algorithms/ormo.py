@@ -17,8 +17,7 @@ from torch import Tensor
 
 from ..core import Arrival, IndependentWorkers, Orders, State, send
 from ..core.draws import Draws
-from ..core.errors import BadInput
-from ..core.settings import zero_or_more
+from ..core.settings import below_one
 
 
 @dataclass(kw_only=True)
@@ -42,13 +41,8 @@ class OrMo(IndependentWorkers[OrMoState]):
     keeps = "one vector and a number for each worker"
     own_step = "it has a momentum of its own"
 
-    momentum: float = zero_or_more(0.9)
+    momentum: float = below_one(0.9)
     """How much of the momentum is kept when a group is full (the paper's beta)."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.momentum >= 1:
-            raise BadInput(f"momentum is {self.momentum}; expected a number of zero or more, and below 1.")
 
     def init(self, x: Tensor, n: int, rng: Draws) -> OrMoState:
         return OrMoState(x, n, momentum=torch.zeros_like(x), groups=[0] * n)

@@ -50,10 +50,6 @@ class QuAFL(Algorithm[PolledState]):
     period: float = positive(1.0)
     """Seconds between two contacts."""
 
-    @property
-    def most_steps(self) -> int:
-        return self.steps
-
     def init(self, x: Tensor, n: int, rng: Draws) -> PolledState:
         require_whole(f"sampled (with {n} workers)", self.sampled, 1, n)
         return PolledState(x, n, rng=rng)

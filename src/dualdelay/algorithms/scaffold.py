@@ -52,10 +52,6 @@ class SCAFFOLD(SampledRounds[ScaffoldState]):
     global_lr: float = positive(1.0)
     """How much of the workers' mean way the server goes (the paper's eta_g); ``lr`` is the step of the workers."""
 
-    @property
-    def most_steps(self) -> int:
-        return self.steps
-
     def init(self, x: Tensor, n: int, rng: Draws) -> ScaffoldState:
         self.fits(n)
         return ScaffoldState(x, n, rng=rng)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import itertools
 import math
+import re
 import textwrap
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,12 @@ import numpy as np
 
 from ..algorithms import ALGORITHMS
 from ..core import Algorithm
-from ..core.errors import BadInput, shortened
-from ..engine.trace import Column, Table
+from ..core.errors import BadInput, nearest, require_one_of, shortened
+from ..core.version import install_command
+from ..engine.metrics import metric_and_way
+from ..engine.statistics import margin
+from ..engine.table import Column, Table
+from ..runs.names import known
 from ..runs.sweep import Sweep
 from ..storage.files import make_folder, write
 from ..theory.staleness import Staleness
@@ -31,7 +36,10 @@ _MOST_BANDS = 7  # curves in one panel whose bands can be told apart; of more, o
 _MOST_ROWS = 6  # settings of one grid that are drawn, a row of panels each
 _MOST_INSIDE = 5  # labels that fit beside the curves; a longer legend stands below the panels
 _LABEL_LENGTH = 120  # characters of a label that fit into a legend
-_DIVERGED = 3.0  # times the start beyond which a curve leaves the panel
+_MOST_ACROSS = 3  # panels side by side that show one quantity
+_BANDS = ("range", "std", "interval", "none")
+_AXES = {"objective": "objective F (mean over workers)", "version": "server updates"}  # what stands at an axis, by column
+DIVERGED = 3.0  # times the start beyond which a curve leaves the panel
 
 Values = Sequence[float] | Column
 
@@ -78,12 +86,12 @@ def draw_panels(
 ) -> list[Path]:
     """Draw rows of panels under one legend and over a caption; if each row shows one quantity, it has one scale."""
     figure = drawn_panels(rows, caption)
-    return [_save(figure, path.with_suffix(f".{kind}"), kind) for kind in kinds]
+    return [save_figure(figure, path.with_suffix(f".{kind}"), kind) for kind in kinds]
 
 
 def drawn_panels(rows: Sequence[Sequence[Panel]], caption: str) -> Any:
     """The figure that ``draw_panels`` writes."""
-    plt = _pyplot()
+    plt = pyplot()
     height, width = len(rows), len(rows[0])
     one_quantity = all(panel.ylabel == row[0].ylabel for row in rows for panel in row)
     size, share = (3.5 * width, 2.7 * height + 0.9), "row" if one_quantity else False
@@ -157,113 +165,242 @@ def _add_legend(place: Any, lines: Mapping[str, Any], **options: Any) -> None:
         text.set_parse_math(False)
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
+    """matplotlib's pyplot, if it is installed."""
     try:
         import matplotlib.pyplot as plt
     except ImportError:
-        raise BadInput("figures need matplotlib, which is not installed: pip install 'dualdelay[plots]'.") from None
+        raise BadInput(f"figures need matplotlib, which is not installed: {install_command('matplotlib')}.") from None
     return plt
 
 
-def _save(figure: Any, path: Path, kind: str) -> Path:
+def save_figure(figure: Any, path: Path, kind: str) -> Path:
     """Write a figure into a folder, which is made if need be, with the same bytes for the same figure."""
     sink = io.BytesIO()
-    with _pyplot().rc_context({"svg.hashsalt": "dualdelay"}):  # else the names inside an SVG are random
+    with pyplot().rc_context({"svg.hashsalt": "dualdelay"}):  # else the names inside an SVG are random
         figure.savefig(sink, format=kind, dpi=150, metadata={_DATED[kind]: None})
     make_folder(path.parent)
     write(path, sink.getvalue())
     return path
 
 
-def draw(table: Table, path: str | Path, clock: str = "simulated time") -> Path:
-    """Draw the objective and, where there is one, the accuracy against time: the mean over seeds with its range.
+def draw(table: Table, path: str | Path, clock: str = "simulated time", *, kind: str | None = None, **options: Any) -> Path:
+    """Draw the curves of a table of runs into a file; the options are those of ``drawn``.
 
-    Runs of different problems or speeds, which have columns of those names, are drawn in a row of panels each: their
-    objectives are not comparable. The file's ending decides its format: .png, .pdf or .svg.
+    The file's ending decides its format, .png, .pdf or .svg, unless ``kind`` does.
     """
+    path, kind = _place(path, kind)
+    return save_figure(drawn(table, clock, **options), path, kind)
+
+
+def plotted(table: Table, path: str | Path | None = None, *, kind: str | None = None, **options: Any) -> Any:
+    """The figure of a table's curves, which a notebook shows; written into a file if one is named."""
+    place = None if path is None else _place(path, kind)
+    figure = drawn(table, **options)
+    if place is not None:
+        save_figure(figure, *place)
+    return figure
+
+
+def _place(path: str | Path, kind: str | None) -> tuple[Path, str]:
+    """A figure's file and its format."""
     path = Path(path)
-    kind = path.suffix.removeprefix(".").lower()
+    kind = path.suffix.removeprefix(".").lower() if kind is None else kind
     if kind not in _DATED:
         raise BadInput(f"{str(path)!r} cannot be drawn; expected a name that ends in .{', .'.join(_DATED)}.")
-    return _save(drawn(table, clock), path, kind)
+    return path, kind
 
 
-def drawn(table: Table, clock: str) -> Any:
-    """The figure that ``draw`` writes."""
-    plt = _pyplot()
-    columns = [("objective", "objective F (mean over workers)")]
-    if np.isfinite(table.accuracy).any():
-        columns.append(("accuracy", "accuracy"))
-    settings = _settings(table)
-    shown = [(setting, rows, _best(table, rows)) for setting, rows in settings[:_MOST_ROWS]]
-    labels = list(dict.fromkeys(label for _, _, best in shown for label in best))
-    height = 3.8 if len(labels) <= _MOST_INSIDE else 4.2 + 0.1 * len(labels)
-    size = (5.2 * len(columns), height + 3.2 * (len(shown) - 1))
-    figure, axes = plt.subplots(len(shown), len(columns), figsize=size, squeeze=False, layout="constrained")
-    looks, failures = _looks(labels), _failures(table)
-    texts = {label: _visible(label) + failures.get(label, "") for label in (*labels, *failures)}
-    for axes_of_row, (setting, rows, best) in zip(axes, shown, strict=True):
-        for axis, (column, title) in zip(axes_of_row, columns, strict=True):
-            _draw_curves(axis, table, rows, column, {label: {**looks[label], "label": texts[label]} for label in best})
-            axis.set(xlabel=clock, ylabel=title, title=setting if len(settings) > 1 else "")
-            axis.title.set(fontsize=9, parse_math=False)
-            axis.grid(alpha=0.3)
-            axis.spines[["top", "right"]].set_visible(False)
+def drawn(
+    table: Table,
+    clock: str = "simulated time",
+    *,
+    metrics: str | Sequence[str] | None = None,
+    x: str = "time",
+    by: str | None = None,
+    panels: str | Sequence[str] | None = None,
+    bands: str = "range",
+    labels: Mapping[str, str] | None = None,
+    log: str | None = None,
+    size: tuple[float, float] | None = None,
+) -> Any:
+    """The figure of a table of runs: the mean over seeds of each metric, with a band that shows how the seeds differ.
+
+    Arguments:
+        clock: what stands below the axis of time.
+        metrics: the columns to draw; by default the objective and, where there is one, the accuracy.
+        x: the column along the horizontal axis: time, version, or any other that grows.
+        by: the column that names a curve; by default algorithm, or method if there is none. Of more than eight those
+            are drawn that end best.
+        panels: the columns whose values have panels of their own; by default problem and speeds, since objectives of
+            different ones are not comparable.
+        bands: "range" (from the lowest to the highest seed), "std" (one standard deviation on both sides), "interval"
+            (Student's 95 % interval of the mean) or "none".
+        labels: other texts for curves in the legend, by their names.
+        log: the logarithmic axes, "y", "x", "xy" or ""; by default the objective's if it spans more than a factor of five.
+        size: width and height in inches.
+    """
+    require_one_of("bands", bands, _BANDS)
+    require_one_of("log", log, (None, "", "x", "y", "xy"))
+    plt = pyplot()
+    chart = _Chart.of(table, x, by, panels)
+    columns = [metrics] if isinstance(metrics, str) else list(metrics or ("objective",))
+    if metrics is None and "accuracy" in table and np.isfinite(table.accuracy).any():
+        columns.append("accuracy")
+    for name in (x, *columns):
+        if name not in table or table[name].dtype.kind not in "fiu":
+            raise BadInput(f"there is no column of numbers {name!r} to draw; {nearest(name, table)}")
+    rank = "objective" if "objective" in table else columns[0]
+    shown = [(setting, chart.best(setting, rank)) for setting in chart.settings[:_MOST_ROWS]]
+    drawn_labels = list(dict.fromkeys(label for _, best in shown for label in best))
+    across = len(columns) if len(columns) > 1 else min(len(shown), _MOST_ACROSS)
+    down = len(shown) if len(columns) > 1 else math.ceil(len(shown) / across)
+    height = 3.8 if len(drawn_labels) <= _MOST_INSIDE else 4.2 + 0.1 * len(drawn_labels)
+    inches = size or (5.2 * across, height + 3.2 * (down - 1))
+    figure, grid = plt.subplots(down, across, figsize=inches, squeeze=False, layout="constrained")
+    axes = list(grid.flat)
+    looks, failures = _looks(drawn_labels, _own_classes(table)), chart.failures()
+    texts = {label: _visible((labels or {}).get(label, label)) for label in (*drawn_labels, *failures)}
+    texts = {label: text + failures.get(label, "") for label, text in texts.items()}
+    for (setting, best), column in itertools.product(shown, columns):
+        axis = axes.pop(0)
+        styles = {label: {**looks[label], "label": texts[label]} for label in best}
+        _draw_curves(axis, chart, setting, column, styles, bands, log)
+        axis.set(xlabel=clock if x == "time" else _AXES.get(x, x), ylabel=_AXES.get(column, column.replace("_", " ")))
+        axis.set_title(setting if len(chart.settings) > 1 else "", fontsize=9, parse_math=False)
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    for axis in axes:  # those that are left over
+        figure.delaxes(axis)
     for label in failures:
-        if label not in table.algorithm:  # all its runs failed: it is in the legend alone
-            axes[0][0].plot([], [], label=texts[label], linestyle="none")
-    lines = {label: line for axis in axes[:, 0] for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    if len(labels) <= _MOST_INSIDE:
-        _add_legend(axes[0][0], lines)
+        if label not in chart.ended:  # all its runs failed: it is in the legend alone
+            figure.axes[-1].plot([], [], label=texts[label], linestyle="none")
+    lines = {label: line for axis in figure.axes for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    if len(drawn_labels) <= _MOST_INSIDE:
+        if lines:  # matplotlib has none for one curve without a name
+            _add_legend(grid[0][0], lines)
     else:
         heading = None
-        count = max(len(set(table.algorithm[rows].tolist())) for _, rows, _ in shown)
-        if len(labels) < count or len(settings) > len(shown):
-            more = f", {len(shown)} of {len(settings)} settings" if len(settings) > len(shown) else ""
-            heading = f"the {min(len(labels), _MOST_CURVES)} of {count} with the lowest objective at the end{more}"
+        count = max(len(chart.curves[setting]) for setting, _ in shown)
+        if len(drawn_labels) < count or len(chart.settings) > len(shown):
+            more = f", {len(shown)} of {len(chart.settings)} settings" if len(chart.settings) > len(shown) else ""
+            which = f"{'highest' if _larger(rank) else 'lowest'} {rank}"
+            heading = f"the {min(len(drawn_labels), _MOST_CURVES)} of {count} with the {which} at the end{more}"
         _add_legend(figure, lines, loc="outside lower center", ncols=2, title=heading)
     plt.close(figure)
     return figure
 
 
-def _settings(table: Table) -> list[tuple[str, Column]]:
-    """The problems and speeds that a table names, each with the mask of its rows; all rows if it names none."""
-    names = [name for name in ("problem", "speeds") if name in table]
-    if not names:
-        return [("", np.ones(len(table), dtype=bool))]
-    texts = np.array([", ".join(map(str, values)) for values in zip(*(table[name] for name in names), strict=True)])
-    return [(text, texts == text) for text in dict.fromkeys(texts.tolist())]
+def _larger(metric: str) -> bool:
+    """Whether more of a metric is better."""
+    return metric_and_way("the first of metrics", metric)[1] == "max"
 
 
-def _by_seed(table: Table, rows: Column, label: str, column: str) -> list[tuple[Column, Column]]:
-    """The times and values of one column for each seed of a method."""
-    rows = rows & (table.algorithm == label)
-    by_seed = [rows & (table.seed == seed) for seed in dict.fromkeys(table.seed[rows].tolist())]
-    return [(table.time[rows], table[column][rows]) for rows in by_seed]
+@dataclass(frozen=True)
+class _Chart:
+    """The rows of each run of a table by what a figure shows: panel, curve and seed."""
+
+    table: Table
+    x: str
+    by: str | None
+    curves: Mapping[str, Mapping[str, Sequence[Sequence[int]]]]  # by the panel's title and the curve's name, for each seed
+
+    @classmethod
+    def of(cls, table: Table, x: str, by: str | None, panels: str | Sequence[str] | None) -> _Chart:
+        """Those of a table, whose rows are put into the order of ``x``."""
+        by = next((name for name in ("algorithm", "method") if name in table), None) if by is None else by
+        apart = [panels] if isinstance(panels, str) else list(panels or ())
+        if panels is None:
+            apart = [name for name in ("problem", "speeds") if name in table]
+        names = [*apart, *([by] if by else []), *(["seed"] if "seed" in table else [])]
+        curves: dict[str, dict[str, list[list[int]]]] = {}
+        for key, rows in table.rows_of_runs(names).items():
+            if rows and x in table:
+                title = ", ".join(_panel_text(name, value) for name, value in zip(apart, key, strict=False))
+                label = str(key[len(apart)]) if by else ""
+                curves.setdefault(title, {}).setdefault(label, []).append(sorted(rows, key=table[x].__getitem__))
+        return cls(table, x, by, curves)
+
+    @property
+    def settings(self) -> list[str]:
+        """The titles of the panels."""
+        return list(self.curves) or [""]
+
+    @property
+    def ended(self) -> set[str]:
+        """The names of the curves with at least one run that ended."""
+        return {label for some in self.curves.values() for label in some}
+
+    def best(self, setting: str, column: str) -> list[str]:
+        """The names of the curves to draw: all, or of many those best at the end in the mean over seeds."""
+        curves = self.curves.get(setting, {})
+        if len(curves) <= _MOST_CURVES:
+            return list(curves)
+        sign, final = -1.0 if _larger(column) else 1.0, {}
+        for label, runs in curves.items():
+            ends = sign * self.table[column][[rows[-1] for rows in runs]]
+            final[label] = float(np.mean(ends)) if np.isfinite(ends).all() else math.inf
+        best = sorted(final, key=lambda label: final[label])[:_MOST_CURVES]
+        return [label for label in final if label in best]
+
+    def failures(self) -> dict[str, str]:
+        """What follows the name of each curve some of whose runs failed: it is that of the others."""
+        failed = Counter(str(run[self.by]) for run in self.table.absent if self.by in run)
+        runs = Counter({label: sum(len(some.get(label, ())) for some in self.curves.values()) for label in failed})
+        return {label: f" ({count} of {count + runs[label]} runs failed)" for label, count in failed.items()}
+
+    def values(self, setting: str, label: str, column: str) -> tuple[Column, Column]:
+        """A curve's points along the horizontal axis, and a row of values for each seed, up to the end of the shortest."""
+        runs = [(self.table[self.x][rows], self.table[column][rows]) for rows in self.curves[setting][label]]
+        grid = np.unique(np.concatenate([along for along, _ in runs]))
+        grid = grid[grid <= min(along[-1] for along, _ in runs)]
+        # between two evaluations the model of the earlier one stands
+        rows = [np.maximum(np.searchsorted(along, grid, side="right") - 1, 0) for along, _ in runs]
+        return grid, np.stack([values[at] for at, (_, values) in zip(rows, runs, strict=True)])
 
 
-def _best(table: Table, rows: Column) -> list[str]:
-    """The labels of the curves to draw: all, or of many those lowest at the end in the mean over seeds."""
-    final = {}
-    for label in dict.fromkeys(table.algorithm[rows].tolist()):
-        ends = [values[-1] for _, values in _by_seed(table, rows, label, "objective")]
-        final[label] = float(np.mean(ends)) if np.isfinite(ends).all() else math.inf
-    best = sorted(final, key=lambda label: final[label])[:_MOST_CURVES]
-    return [label for label in final if label in best]
+def _panel_text(name: str, value: Any) -> str:
+    """A panel's title: a text as it is, and a number with its column's name."""
+    return str(value) if isinstance(value, str) else f"{name} = {value:g}"
 
 
-def _looks(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """A look for each label: its method's colour, and another kind of line for each further variant of the method."""
+def _looks(labels: Sequence[str], own: Mapping[str, type] | None = None) -> dict[str, dict[str, Any]]:
+    """A look for each label: its method's colour, and another kind of line for each further variant of the method.
+
+    ``own`` has the classes of those methods of the user's own that no name finds, by their labels.
+    """
     looks: dict[str, dict[str, Any]] = {}
-    variants: Counter[str] = Counter()
-    known = {name: kind.colour for name, kind in ALGORITHMS.items() if kind.colour != Algorithm.colour}
-    colours = defaultdict(itertools.cycle(_SHADES).__next__, known)  # methods without a colour have the shades in turn
+    variants: Counter[object] = Counter()
+    colours: dict[object, str] = {}
+    shades = itertools.cycle(_SHADES)  # which methods without a colour have in turn
     for label in labels:
         name = label.partition("[")[0]
-        again, line = divmod(variants[name], len(_LINES))
-        looks[label] = {"color": colours[name], "linestyle": _LINES[line], "linewidth": 1.0 if again else 1.8}
-        variants[name] += 1
+        kind = (own or {}).get(label) or known("algorithm", name)
+        method = name if kind is None else kind
+        if method not in colours:
+            colours[method] = colour_of(kind) or next(shades)
+        again, line = divmod(variants[method], len(_LINES))
+        looks[label] = {"color": colours[method], "linestyle": _LINES[line], "linewidth": 1.0 if again else 1.8}
+        variants[method] += 1
     return looks
+
+
+def colour_of(kind: Any) -> str | None:
+    """The colour that a method's class was given; None if it has none that pages and figures can draw."""
+    colour = getattr(kind, "colour", Algorithm.colour)
+    is_one = isinstance(colour, str) and re.fullmatch("#[0-9A-Fa-f]{6}", colour) is not None
+    return colour if is_one and colour != Algorithm.colour else None
+
+
+def _own_classes(table: Table) -> dict[str, type]:
+    """The classes of the user's own among the methods of a table that has its runs, by the labels of their curves."""
+    found: dict[str, type] = {}
+    if isinstance(table, Sweep):
+        for names, run in zip(table.points, table.runs, strict=True):
+            if run is not None and run.algorithm is not None and type(run.algorithm) not in ALGORITHMS.values():
+                text = str(names.get("algorithm", ""))
+                found |= {text: type(run.algorithm), text.partition("[")[0]: type(run.algorithm)}
+    return found
 
 
 def _visible(label: str) -> str:
@@ -272,36 +409,42 @@ def _visible(label: str) -> str:
     return text if len(text) <= _LABEL_LENGTH else shortened(text, _LABEL_LENGTH // 3)
 
 
-def _failures(table: Table) -> dict[str, str]:
-    """What follows the label of each method some of whose runs failed: its curve is that of the others."""
-    if not isinstance(table, Sweep):
-        return {}
-    labels = [str(names["algorithm"]) for names in table.points]
-    failed = Counter(labels[k] for k in table.failed)
-    return {label: f" ({count} of {labels.count(label)} runs failed)" for label, count in failed.items()}
-
-
-def _draw_curves(axis: Any, table: Table, rows: Column, column: str, styles: Mapping[str, Mapping[str, Any]]) -> None:
-    """Draw one column of these rows, a curve for each label in ``styles``."""
+def _draw_curves(
+    axis: Any,
+    chart: _Chart,
+    setting: str,
+    column: str,
+    styles: Mapping[str, Mapping[str, Any]],
+    bands: str,
+    log: str | None,
+) -> None:
+    """Draw one column in one panel, a curve for each label in ``styles``."""
     low, high = math.inf, -math.inf  # of what is drawn; a curve that diverges is followed a little way only
     for label, style in styles.items():
-        curves = _by_seed(table, rows, label, column)
-        grid = np.unique(np.concatenate([times for times, _ in curves]))
-        grid = grid[grid <= min(times[-1] for times, _ in curves)]
-        # between two evaluations the model of the earlier one stands
-        values = np.stack([c[np.searchsorted(t, grid, side="right") - 1] for t, c in curves])
+        grid, values = chart.values(setting, label, column)
         axis.plot(grid, values.mean(0), **style)
-        if len(curves) > 1:
-            axis.fill_between(grid, values.min(0), values.max(0), color=style["color"], alpha=0.15, linewidth=0)
+        if len(values) > 1 and bands != "none":
+            axis.fill_between(grid, *band(values, bands), color=style["color"], alpha=0.15, linewidth=0)
         finite = values[np.isfinite(values)]
         if len(finite):
-            most = _DIVERGED * abs(float(values[0, 0])) if column == "objective" else math.inf
+            most = DIVERGED * abs(float(values[0, 0])) if column == "objective" else math.inf
             low, high = min(low, float(finite.min())), max(high, min(float(finite.max()), most))
+    for name in log or "":
+        axis.set(**{f"{name}scale": "log"})
+        _write_out(getattr(axis, f"{name}axis"))
     if column != "objective" or not low < high:
         return
-    if low > 0 and high / low > 5:  # over less a logarithmic axis has too few labels
+    if low > 0 and ("y" in log if log is not None else high / low > 5):  # over less it would have too few labels
         axis.set_yscale("log")
         _write_out(axis.yaxis, (1.0, 2.0, 5.0) if high / low < 1000 else (1.0,))
         axis.set_ylim(low / 1.15, high * 1.15)
-    else:
+    elif "y" not in (log or ""):
         axis.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+
+
+def band(values: Column, kind: str) -> tuple[Column, Column]:
+    """The lower and the upper edge of a band of some kind, from a row of values for each seed; of one seed its curve."""
+    if kind == "range" or len(values) == 1:
+        return values.min(0), values.max(0)
+    mean, half = values.mean(0), values.std(0, ddof=1) * (margin(len(values)) if kind == "interval" else 1.0)
+    return mean - half, mean + half

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import BadInput, require_path
+from ..core.version import install_command
 
 
 class TensorBoard:
@@ -25,7 +26,7 @@ class TensorBoard:
         except ImportError:
             raise BadInput(
                 "the tensorboard package is not installed, and TensorBoard's files need it: "
-                "pip install 'dualdelay[tensorboard]'."
+                f"{install_command('tensorboard')}."
             ) from None
         make: Any = SummaryWriter  # it has no types
         try:

@@ -19,7 +19,8 @@ from ..core.draws import Draws
 from ..core.state import State
 from ..engine.evaluation import Evaluations, Metric, Row, Schedule
 from ..engine.loop import Loop
-from ..engine.trace import Column, Recorder, Trace
+from ..engine.table import Column
+from ..engine.trace import Recorder, Trace
 from ..simulation.local_fleet import LocalFleet
 
 

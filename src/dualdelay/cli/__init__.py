@@ -1,5 +1,5 @@
-"""The shell: ``dualdelay train | compare | resume | replay | list | advise | paper | data | new``."""
+"""The shell: ``dualdelay train | compare | resume | replay | show | report | list | advise | paper | data | new``."""
 
-from .commands import main
+from .shell import main
 
 __all__ = ["main"]

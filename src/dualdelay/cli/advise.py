@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from ..analysis.figures import draw_waiting
-from ..analysis.reports import print_advice
+from ..analysis.printing import print_advice
 from ..core import Problem
 from ..core.errors import MOST, BadInput, DualDelayError, require_path, require_positive, require_whole
 from ..runs.names import label, parse, rebuild
@@ -23,7 +23,7 @@ from ..theory.advice import Advice, Report, round_to
 from ..theory.advice import advise as advice_for
 from ..theory.staleness import measured, per_job, recorded_trace
 from . import shared
-from .shared import Json, MaybeFloat, MaybeInt, MaybePath, MaybeText, Seed
+from .flags import DEFAULT_PROBLEM, DEFAULT_SPEEDS, Advise
 
 _UNKNOWN = "unknown"  # the speeds of real workers that have not run yet
 _REAL = "--fleet ray"
@@ -40,47 +40,32 @@ class _Case:
     x: Tensor | None = None  # where a run starts
     later: Tensor | None = None  # a model from further on
     flags: str = ""  # of the problem and of the speeds or the fleet; empty if one of them has no name
-    errors: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)  # what could not be measured, and why
+    wrong: list[str] = field(default_factory=list)  # those of them that are mistakes in what was given
     notes: list[str] = field(default_factory=list)
 
+    def mistake(self, text: str) -> None:
+        """Note what could not be measured because of what was given."""
+        self.errors.append(text)
+        self.wrong.append(text)
 
-def advise(
-    problem: MaybeText = None,
-    speeds: MaybeText = None,
-    run: MaybePath = None,
-    updates: MaybeInt = None,
-    time: MaybeFloat = None,
-    seed: Seed = 0,
-    folder: MaybePath = None,
-    json: Json = False,
-) -> None:
-    """Measure how heterogeneous workers are and how stale gradients get, and recommend a method, a step and a wait_for.
 
-    Example: dualdelay advise --problem 'digits[workers=10,alpha=0.1]' --speeds 'truncated_normal[std=5]' --time 300
-
-    From a run: dualdelay advise --run runs/first
-
-    Arguments:
-        problem: What is trained, such as 'digits[workers=10,alpha=0.1]'; by default digits.
-        speeds: How fast workers are, such as 'fixed[times=[1,2,4]]'; by default 'truncated_normal[std=1]'. Of real ones
-            that have not run yet: 'unknown'.
-        run: Instead of both, the folder of a run, simulated or real: its problem and its times.
-        updates: How many server updates the run is to make, if you know.
-        time: How long the run is to be: simulated, or seconds of real workers.
-        folder: Where the figure goes; by default a new folder under runs/.
-    """
+def advise(flags: Advise) -> None:
+    """Measure, and recommend a method, a step and a wait_for."""
+    run, updates, time, json = flags.run, flags.updates, flags.time, flags.json
     if updates is not None:
         require_whole("updates", updates, 1)
     if time is not None:
         require_positive("time", time, MOST)
-    for name, path in (("run", run), ("folder", folder)):
+    for name, path in (("run", run), ("folder", flags.folder)):
         if path is not None:
             require_path(name, path)
-    if run is not None and (problem is not None or speeds is not None):
-        raise BadInput(f"the run in {run} has a problem and speeds of its own; leave out --problem and --speeds.")
+    if run is not None and flags.speeds is not None:
+        raise BadInput(f"the run in {run} has times of its own; leave out --speeds.")
+    shared.import_all(flags.imports)
     console = shared.make_console(json)
     with SweepProgress("advise") as report, _ticking(report) as ticks:
-        case = _described(problem, speeds, seed) if run is None else _recorded(run)
+        case = _described(flags.problem, flags.speeds, flags.seed) if run is None else _recorded(run, flags.problem)
         if case.problem is None and case.speeds is None:
             raise BadInput(" ".join(case.errors))
         advice = advice_for(
@@ -92,24 +77,24 @@ def advise(
     print_advice(advice, commands, missing, console)
     figure = None
     if advice.staleness:
-        path = (folder or shared.free_folder("advise")) / "advise.png"
+        path = (flags.folder or shared.free_folder("advise")) / "advise.png"
         chosen = f"{advice.method}, wait_for={advice.wait_for}, lr={advice.lr:g}"
         caption = f"{advice.workers} workers. Advised: {chosen}."
         figure = shared.print_figure(lambda: draw_waiting(advice.staleness, path, caption), console)
     shared.finish(json, "advise", **_values(advice), missing=missing, commands=commands, figure=figure)
-    if case.errors and speeds != _UNKNOWN:
-        raise shared.Incomplete(case.errors[0])
+    if case.wrong:
+        raise shared.Incomplete(case.wrong[0])
 
 
 def _described(problem: str | None, speeds: str | None, seed: int) -> _Case:
     """The case that two texts name; one of them may be wrong."""
-    problem, speeds = problem or shared.DEFAULT_PROBLEM, speeds or shared.DEFAULT_SPEEDS
+    problem, speeds = problem or DEFAULT_PROBLEM, speeds or DEFAULT_SPEEDS
     pace = _REAL if speeds == _UNKNOWN else f"--speeds '{speeds}'"
     case = _Case(seed, flags=f"--problem '{problem}' {pace}")
     try:
         case.problem = shared.make_problem(problem, seed)
     except DualDelayError as error:
-        case.errors.append(f"the problem could not be measured: {error}")
+        case.mistake(f"the problem could not be measured: {error}")
     if speeds == _UNKNOWN:
         case.errors.append(
             "how fast real workers are is not known before they have run: train for a minute, and give its folder "
@@ -122,12 +107,12 @@ def _described(problem: str | None, speeds: str | None, seed: int) -> _Case:
         else:
             case.speeds = per_job(shared.make_speeds(speeds, case.problem.workers, seed), case.problem)
     except DualDelayError as error:
-        case.errors.append(f"delays could not be measured: {error}")
+        case.mistake(f"delays could not be measured: {error}")
     return case
 
 
-def _recorded(path: Path) -> _Case:
-    """The case of a recorded run, whose last model is the one from further on."""
+def _recorded(path: Path, problem: str | None) -> _Case:
+    """The case of a recorded run, whose last model is the one from further on; the user's own problem is given."""
     folder = Folder(path)
     record = folder.record()
     case = _Case(record.seed, x=folder.start())
@@ -136,18 +121,29 @@ def _recorded(path: Path) -> _Case:
         name = step["function"] if isinstance(step, dict) else step
         case.notes.append(f"the server of this run steps by {name}: lr is advised for plain SGD, so keep that of {name}")
     try:
-        case.problem = rebuild("problem", record.problem)
+        if problem is None:
+            case.problem, name = rebuild("problem", record.problem), None
+        else:
+            case.problem, name = shared.make_problem(problem, record.seed), problem
+            if case.problem.fingerprint() != record.fingerprint:
+                raise BadInput(f"{problem} is not the problem of the run in {path}; give the one that it was made with.")
         pace = _REAL if record.speeds is None else f"--speeds '{label(rebuild('speeds', record.speeds))}'"
-        case.flags = f"--problem '{label(case.problem)}' {pace}"
+        case.flags = f"--problem '{name or label(case.problem)}' {pace}"
     except DualDelayError as error:  # the user's own class: no command can name it
+        if problem is not None:
+            raise
         if case.problem is None:
-            case.errors.append(f"the run's problem could not be measured: {error}")
+            why = str(error)
+            if "name" not in record.problem:
+                again = shared.named_again("advise --run", path, record, problem=True)
+                why = f"it is your own, and no folder decides what code is run. Name it: {again}"
+            case.errors.append(f"the run's problem could not be measured: {why}")
     try:
         if case.problem is not None and folder.result() is not None:
             case.later = case.problem.flat(folder.weights("model"))
         case.speeds = measured(recorded_trace(folder), None if case.problem is None else case.problem.workers)
     except DualDelayError as error:
-        case.errors.append(f"the run's times could not be measured: {error}")
+        case.mistake(f"the run's times could not be measured: {error}")
     return case
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import keyword
-from pathlib import Path
-from typing import Annotated
-
-import tyro
+import shlex
 
 from ..core.errors import BadInput, shown
 from ..runs.names import REGISTRIES
 from ..storage.files import make_folder, write
 from . import shared
-from .shared import Json
+from .flags import New
 
 TEMPLATE = '''"""TITLE: authors, "paper", year; what is derived and not from the paper."""
 
@@ -53,15 +50,11 @@ class CLASS(IndependentWorkers[CLASSState]):
 '''
 
 
-NEXT = """FILE has a method that runs. Change it, and try it in Python from its folder:
+NEXT = """FILE has a method that runs. Change it, and try it:
 
-import dualdelay as dd
-from NAME import CLASS
+dualdelay compare 'NAME[lr=0.05]' 'vanilla[lr=0.05]' --import FILE --problem 'digits[alpha=0.1]' --time 20
 
-methods = [CLASS(lr=0.05), dd.VanillaASGD(lr=0.05)]
-problem, speeds = dd.Digits(workers=10, alpha=0.1), dd.TruncatedNormalSpeeds(10, std=5.0)
-for name, seed, run in dd.compare(methods, problem, speeds, time=20).ended:
-    print(name, run.metrics.objective[-1])"""
+In Python, from its folder: from NAME import CLASS"""
 
 
 def _filled(text: str, name: str) -> str:
@@ -70,17 +63,9 @@ def _filled(text: str, name: str) -> str:
     return text.replace("CLASS", kind).replace("NAME", name).replace("TITLE", title)
 
 
-def new(
-    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")], folder: Path = Path(), json: Json = False
-) -> None:
-    """Write a file with a method that runs, to be changed into your own.
-
-    In a clone, for everybody: dualdelay new half_steps --folder src/dualdelay/algorithms; CONTRIBUTING.md has the rest.
-
-    Arguments:
-        name: What the method is to be called on the shell, in small letters, such as half_steps.
-        folder: Where NAME.py is written.
-    """
+def new(flags: New) -> None:
+    """Write a file with a method that runs."""
+    name, folder = flags.name, flags.folder
     if not name.isidentifier() or not name.islower() or keyword.iskeyword(name):
         raise BadInput(f"the name is {shown(name)}; expected a word in small letters, such as half_steps.")
     path = folder / f"{name}.py"
@@ -90,5 +75,5 @@ def new(
         raise BadInput(f"{taken[0] if taken else f'{path} exists'}; choose another name.")
     make_folder(folder)
     write(path, _filled(TEMPLATE, name).encode())
-    shared.make_console(json).print(_filled(NEXT, name).replace("FILE", str(path)))
-    shared.finish(json, "new", file=str(path))
+    shared.make_console(flags.json).print(_filled(NEXT, name).replace("FILE", shlex.quote(str(path))))
+    shared.finish(flags.json, "new", file=str(path))

@@ -51,7 +51,7 @@ class Algorithm(ABC, Generic[S]):
     asks_others: ClassVar[bool] = False
     """Whether ``recover`` needs what the other workers keep."""
     ahead: ClassVar[bool] = True
-    """Whether a job is one gradient, at the model that was sent: it may be taken before it is known what the worker keeps.
+    """Whether a job of one gradient takes it at the model that was sent: before it is known what the worker keeps.
 
     A class with a ``work`` of its own that is of this kind says so; for any other it is False.
     """
@@ -91,6 +91,11 @@ class Algorithm(ABC, Generic[S]):
     def __post_init__(self) -> None:
         check_settings(self)
 
+    def _repr_html_(self) -> str:
+        from ..analysis.html import algorithm_html
+
+        return algorithm_html(self)
+
     @abstractmethod
     def init(self, x: Tensor, n: int, rng: Draws) -> S:
         """The state of a server with n workers before anything has arrived; ``rng`` names the server's own draws."""
@@ -125,8 +130,9 @@ class Algorithm(ABC, Generic[S]):
 
     @property
     def most_steps(self) -> int:
-        """The most gradients that one of its jobs takes."""
-        return 1
+        """The most gradients that one of its jobs takes: its setting ``steps``, if it has one."""
+        steps: int = getattr(self, "steps", 1)
+        return steps
 
     def model(self, s: S, worker: int) -> Sent:
         """What a worker is sent with a job: by default the current weights."""

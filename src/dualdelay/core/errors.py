@@ -14,6 +14,7 @@ MOST_WORKERS = 1_000_000
 MOST_THREADS = 1024
 _LONG = 200  # characters of a value in a message
 _LONGEST = 2000  # of a whole message about what was given
+_MANY, _FEW = 12, 5  # names: more than so many are not all shown, but so many of them
 
 
 class DualDelayError(Exception):
@@ -77,11 +78,15 @@ def is_finite(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint that ends an error about an unknown name."""
-    names = sorted(known)
-    close = difflib.get_close_matches(name[:_LONG], names, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}."
+def nearest(name: str, known: Iterable[str], see: str = "") -> str:
+    """A hint that ends an error about an unknown name; of many names a few, if there is a command to see them all."""
+    names, name = sorted(known), name[:_LONG]
+    if close := difflib.get_close_matches(name, names, n=1):
+        return f"did you mean {close[0]!r}?"
+    if not see or len(names) <= _MANY:
+        return f"known: {', '.join(names)}."
+    few = difflib.get_close_matches(name, names, n=_FEW, cutoff=0.0)
+    return f"known: {', '.join(sorted(few))} and {len(names) - len(few)} more (see: {see})."
 
 
 def require_positive(name: str, value: float, high: float | None = None) -> None:
@@ -96,6 +101,12 @@ def require_zero_or_more(name: str, value: float, what: str = "a finite number")
     """Refuse a number that is not finite or below zero; ``what`` says what it is, such as finite seconds."""
     if not is_finite(value) or value < 0:
         raise BadInput(f"{name} is {shown(value)}; expected {what}, zero or more.{_hint(value)}")
+
+
+def require_below_one(name: str, value: float) -> None:
+    """Refuse a number that is below zero, or one and more."""
+    if not is_finite(value) or not 0 <= value < 1:
+        raise BadInput(f"{name} is {shown(value)}; expected a number of zero or more, and below 1.{_hint(value)}")
 
 
 def require_whole(name: str, value: int, low: int, high: int | None = None) -> None:

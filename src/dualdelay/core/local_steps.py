@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -38,11 +39,8 @@ class InnerOptimizer:
         if not self.is_plain:
             self._try()
 
-    def __getstate__(self) -> tuple[str, float]:
-        return self.text, self.lr
-
-    def __setstate__(self, state: tuple[str, float]) -> None:
-        self.__init__(*state)  # type: ignore[misc]
+    def __reduce__(self) -> tuple[type[InnerOptimizer], tuple[str, float]]:
+        return InnerOptimizer, (self.text, self.lr)
 
     def _try(self) -> None:
         try:
@@ -117,6 +115,15 @@ class LocalSteps:
         }
 
 
+def sum_of_gradients(model: Tensor, job: RunningJob, lr: float) -> Tensor:
+    """What plain SGD from the model meets in a job's steps: g = (x - y) / lr."""
+    y, g = model, torch.zeros_like(model)
+    for _ in job:
+        gradient = job.gradient(y)
+        y, g = y - lr * gradient, g + gradient
+    return g
+
+
 @dataclass(frozen=True)
 class LocalTraining(Algorithm[S]):
     """A method whose workers take ``steps`` local steps from the model and send how far they have moved, x - y."""
@@ -134,15 +141,14 @@ class LocalTraining(Algorithm[S]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "_optimizer", InnerOptimizer(self.inner, self.inner_lr))
+        self._optimizer.begin(torch.zeros(1), None)  # it is made now, so that what cannot be is refused
 
-    @property
-    def most_steps(self) -> int:
-        return self.steps
+    @cached_property
+    def _optimizer(self) -> InnerOptimizer:
+        return InnerOptimizer(self.inner, self.inner_lr)
 
     def work(self, memory: Memory | None, model: Tensor, job: RunningJob) -> tuple[Message, Memory | None]:
-        optimizer: InnerOptimizer = self._optimizer  # type: ignore[attr-defined]
-        local = optimizer.begin(model, memory)
+        local = self._optimizer.begin(model, memory)
         for _ in job:
             local.step(job.gradient(local.y))
         return local.moved(), (local.memory() or None) if self.inner_state == "keep" else None

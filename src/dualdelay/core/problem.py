@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from .batched_gradients import BatchedGradients, OneAtATime
-from .errors import BadInput
+from .errors import BadInput, shown
 
 Samples = int | tuple[int, int] | None
 """Which of a worker's samples: so many, the same each time; those from one place to another; or all."""
@@ -37,8 +38,10 @@ class Problem(ABC):
     def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
         """The stochastic gradient of F_worker at x on minibatch ``draw``, a new tensor, and that minibatch's loss."""
 
-    stateful: bool = False
-    """Whether gradients depend on what the worker keeps, such as an inner optimiser's state (``stateful_gradient``)."""
+    @property
+    def stateful(self) -> bool:
+        """Whether gradients depend on what the worker keeps, such as an inner optimiser's state."""
+        return False
 
     def stateful_gradient(
         self, memory: Mapping[str, Any] | None, x: Tensor, worker: int, draw: int
@@ -70,6 +73,10 @@ class Problem(ABC):
 
     def samples(self, worker: int) -> int | None:
         """How many samples a worker has; None if that is not known, or there are none."""
+        return None
+
+    def classes(self, worker: int) -> Mapping[str, int] | None:
+        """How many samples of each class a worker has; None if that is not known, or there are no classes."""
         return None
 
     @property
@@ -168,6 +175,21 @@ class Problem(ABC):
     def reseeded(self, seed: int) -> Problem:
         """The same kind of problem with another seed: for data problems another split and other minibatches."""
         raise BadInput(f"{type(self).__name__} cannot take another seed; compare it with one seed or give it 'reseeded'.")
+
+    def plot_split(self, path: str | Path | None = None) -> Any:
+        """A picture of who has how many samples, of which classes: a figure, also written if ``path`` is given."""
+        from ..analysis.portraits import split_portrait
+
+        return split_portrait(self, path)
+
+    def __repr__(self) -> str:
+        settings: Mapping[str, Any] = getattr(self, "settings", {}) or {"workers": self.workers}
+        return f"{type(self).__name__}({', '.join(f'{name}={shown(value)}' for name, value in settings.items())})"
+
+    def _repr_html_(self) -> str:
+        from ..analysis.html import problem_html
+
+        return problem_html(self)
 
     @property
     def unseeded(self) -> str:

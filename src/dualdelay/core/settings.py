@@ -7,7 +7,15 @@ import functools
 from collections.abc import Callable
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from .errors import plain_number, require_one_of, require_positive, require_threads, require_whole, require_zero_or_more
+from .errors import (
+    plain_number,
+    require_below_one,
+    require_one_of,
+    require_positive,
+    require_threads,
+    require_whole,
+    require_zero_or_more,
+)
 
 Check = Callable[[str, Any], None]
 
@@ -32,6 +40,11 @@ def positive(default: Any = dataclasses.MISSING, high: float | None = None, labe
 def zero_or_more(default: Any = dataclasses.MISSING, what: str = "a finite number") -> Any:
     """A field for a finite number that is not below zero."""
     return _setting(default, lambda name, value: require_zero_or_more(name, value, what))
+
+
+def below_one(default: Any = dataclasses.MISSING) -> Any:
+    """A field for a number from zero on that is below one."""
+    return _setting(default, require_below_one)
 
 
 def thread_count(default: Any = dataclasses.MISSING) -> Any:

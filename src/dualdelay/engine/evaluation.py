@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ..core import Problem
 from ..core.errors import BadInput, DualDelayError, shortened, shown
-from .trace import Table
+from .metrics import NAMES, metric_and_way
+from .table import Table
 
 log = logging.getLogger("dualdelay")
 
@@ -22,7 +23,6 @@ Metric = Callable[[Any], float]
 Row = dict[str, float]
 Parts = Mapping[int, Mapping[str, Any]]
 
-NAMES = ("time", "version", "objective", "pooled_loss", "accuracy", "gradient_norm", "answered", "share")
 WORKER_NAMES = ("time", "version", "worker", "loss", "samples")
 
 MOST_EVALUATIONS = 1_000_000  # of a run: each is kept
@@ -303,18 +303,6 @@ class WorkerRows:
         rows = np.array(sorted(self.rows, key=lambda row: row[0]), dtype=np.float64).reshape(-1, len(self.names))
         columns = dict(zip(self.names, rows.T, strict=True))
         return Table(columns | {name: columns[name].astype(np.int64) for name in ("version", "worker", "samples")})
-
-
-def metric_and_way(setting: str, text: str) -> tuple[str, str]:
-    """The metric that a text such as "accuracy" or "max f1" names, and whether "max" or "min" of it is good."""
-    word, _, rest = text.partition(" ")
-    if word in ("max", "min"):
-        return rest, word
-    if text == "accuracy":
-        return text, "max"
-    if text in NAMES or text.endswith("loss"):
-        return text, "min"
-    raise BadInput(f"{setting} is {text!r}; say which way is good: 'max {text}' or 'min {text}'.")
 
 
 @dataclass

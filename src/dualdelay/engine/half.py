@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,9 +13,9 @@ from ..core import Algorithm, BatchedGradients, Job, Message, Problem, RunningJo
 from ..core.compression import Compress, Packed, pack, unpacked
 from ..core.draws import Draws
 from ..core.errors import BadWork, require_whole, shown
-from ..core.work import Sent, TakeGradient, checked_memory
+from ..core.work import Memory, Sent, TakeGradient, checked_memory
 
-Kept = dict[str, dict[str, Any]]
+Kept = dict[str, Mapping[str, Any]]
 """What a worker keeps: what the method does, the problem (an inner optimiser's state), and what the uplink left out."""
 METHOD, PROBLEM, UPLINK = "method", "problem", "uplink"
 
@@ -29,33 +29,18 @@ class Answer(NamedTuple):
     steps: int
 
 
-class Doable(Protocol):
-    """A job as it is computed."""
-
-    @property
-    def job(self) -> Job:
-        """Its name."""
-
-    @property
-    def model(self) -> Sent:
-        """What the worker was sent."""
-
-    @property
-    def steps(self) -> int:
-        """How many gradients it takes."""
-
-    @property
-    def kept(self) -> Kept | None:
-        """What the worker keeps."""
-
-
-class _Joint(NamedTuple):
-    """Several jobs in one."""
+class Task(NamedTuple):
+    """A job as it is computed: at which model, how many gradients, and with what its worker keeps."""
 
     job: Job
-    model: Any
-    steps: int
-    kept: Any
+    model: Sent
+    steps: int = 1
+    kept: Kept | None = None
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Its name among those in flight: worker and draw."""
+        return self.job.worker, self.job.draw
 
 
 class _OneWorker(Exception):
@@ -101,7 +86,7 @@ class Half:
         """Whether a job is nothing but a gradient at the model: by default, and for some settings of some methods."""
         if type(self.algorithm).work is Algorithm.work:
             return True
-        if self._own or not self.algorithm.ahead:
+        if self._own or not self.algorithm.ahead or self.span > 1:
             return False
         gradient = torch.zeros(1)
         message, memory = self.algorithm.work(
@@ -111,15 +96,12 @@ class Half:
 
     def computes_ahead(self, problem: Problem) -> bool:
         """Whether a job's gradient may be taken before it is known what its worker keeps."""
-        return self.algorithm.ahead and not problem.stateful
+        return self.algorithm.ahead and self.span == 1 and not problem.stateful
 
     def run(
         self,
         problem: Problem,
-        job: Job,
-        steps: int,
-        model: Sent,
-        kept: Kept | None,
+        task: Task,
         known: tuple[Tensor, Any] | None = None,
         running: Callable[[Job, int, TakeGradient], RunningJob] = RunningJob,
     ) -> Answer:
@@ -127,10 +109,10 @@ class Half:
 
         It goes on as ``running`` says: where it may be polled, that decides after each step.
         """
+        job, model, steps, kept = task.job, task.model, task.steps, task.kept or {}
         if self.is_default and known is not None and isinstance(model, Tensor):
             gradient = known[0] if known[0].dtype == model.dtype else known[0].to(model.dtype)
             return Answer(gradient, None, known[1], 1)
-        kept = kept or {}
         state = kept.get(PROBLEM)
 
         def take(y: Tensor, step: int) -> tuple[Tensor, Any]:
@@ -152,22 +134,20 @@ class Half:
             return Answer(error.gradient, None, error.loss, at_work.taken + 1)
         return self._answer(message, memory, state, kept, at_work)
 
-    def run_together(self, gradients: BatchedGradients, which: Sequence[int], tasks: Sequence[Doable]) -> list[Answer]:
+    def run_together(self, gradients: BatchedGradients, which: Sequence[int], tasks: Sequence[Task]) -> list[Answer]:
         """Do jobs of one form, each step of all of them in one call; ``which`` are the problems of the replicas of each."""
         if len(tasks) == 1:
             return [self._run_stacked(gradients, which, tasks[0], tasks)]
         try:
             models, kept = (_stacked([getattr(task, part) for task in tasks]) for part in ("model", "kept"))
             first = tasks[0]
-            done = self._run_stacked(gradients, which, _Joint(first.job, models, first.steps, kept), tasks)
+            done = self._run_stacked(gradients, which, first._replace(model=models, kept=kept), tasks)
         except _OneWorker:
             return [answer for task in tasks for answer in self.run_together(gradients, which, [task])]
         losses = done.loss if is_replicas(tasks[0].model) else done.loss.tolist()
         return [Answer(_row(done.message, k), _row(done.keep, k), losses[k], done.steps) for k in range(len(tasks))]
 
-    def _run_stacked(
-        self, gradients: BatchedGradients, which: Sequence[int], joint: Doable, tasks: Sequence[Doable]
-    ) -> Answer:
+    def _run_stacked(self, gradients: BatchedGradients, which: Sequence[int], joint: Task, tasks: Sequence[Task]) -> Answer:
         kept: Kept = joint.kept or {}
         state = kept.get(PROBLEM)
         workers = [task.job.worker for task in tasks for _ in which]
@@ -200,10 +180,10 @@ class Half:
 
     def _work(
         self, memory: Mapping[str, Any] | None, model: Sent, at_work: RunningJob, worker: int
-    ) -> tuple[Message, dict[str, Any] | None]:
+    ) -> tuple[Message, Memory | None]:
         """The method's part; one that is a user's own is looked at, for it must write into nothing that it was given."""
         if not self._own:
-            return self.algorithm.work(memory, model, at_work)  # type: ignore[return-value]
+            return self.algorithm.work(memory, model, at_work)
         given = {**_named(model, "the model"), **{f"what it kept as {name!r}": v for name, v in (memory or {}).items()}}
         marks = {name: value._version for name, value in given.items() if isinstance(value, Tensor)}
         try:
@@ -225,10 +205,11 @@ class Half:
                 f"{self.name}.work of worker {worker} took {at_work.taken} gradients in a job of {at_work.most}; expected "
                 "as many as there is time for: take them in a loop, for _ in job."
             )
-        return self._checked_message(result[0], worker), checked_memory(result[1], self.name, worker)
+        self._require_message(result[0], worker)
+        return result[0], checked_memory(result[1], self.name, worker)
 
-    def _checked_message(self, message: object, worker: int) -> Message:
-        """A message, if it is one."""
+    def _require_message(self, message: object, worker: int) -> None:
+        """Refuse what is no message."""
         parts = message if isinstance(message, Mapping) and message else {"": message}
         for name, part in parts.items():
             if not isinstance(name, str) or not isinstance(part, (Tensor, Packed)):
@@ -236,13 +217,12 @@ class Half:
                 raise BadWork(
                     f"{self.name}.work of worker {worker} sent {shown(part)}{of}; expected a tensor, or tensors by name."
                 )
-        return message  # type: ignore[return-value]
 
     def _answer(
         self,
         message: Message,
-        memory: dict[str, Any] | None,
-        state: dict[str, Any] | None,
+        memory: Memory | None,
+        state: Mapping[str, Any] | None,
         kept: Kept,
         at_work: RunningJob,
     ) -> Answer:

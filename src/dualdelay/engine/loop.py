@@ -20,7 +20,8 @@ from .evaluation import Evaluations, Metric, Row, Schedule
 from .events import Event, EventKind
 from .fleet import Fleet
 from .half import METHOD, Kept, checked_model, is_own
-from .trace import Column, Recorder, Trace
+from .table import Column
+from .trace import Recorder, Trace
 
 log = logging.getLogger("dualdelay")
 

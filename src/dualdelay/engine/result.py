@@ -18,8 +18,10 @@ from ..core.aggregate import AggregateState
 from ..core.errors import BadInput, require_whole
 from ..core.state import State
 from .delays import Delays, delays
-from .evaluation import Best, metric_and_way
-from .trace import Table, Trace
+from .evaluation import Best
+from .metrics import metric_and_way
+from .table import Table
+from .trace import Trace
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,11 @@ class Run:
         return self.state.x if self.weights is None else self.weights
 
     @property
+    def ending(self) -> str:
+        """How it ended, in words, such as "ended by updates" or "interrupted"."""
+        return self.ended if self.ended in ("interrupted", "failed") else f"ended by {self.ended}"
+
+    @property
     def version(self) -> int:
         """Server updates made."""
         return self.state.version
@@ -173,11 +180,33 @@ class Run:
         returned = {"returned_version": self.returned} if self.returned != self.version else {}
         return {"ended": self.ended, **last, "time": self.time, **numbers, **best, **returned}
 
+    def plot(self, path: str | Path | None = None, **options: Any) -> Any:
+        """The figure of the run's metrics, written into a file if one is named; the options are ``figures.drawn``'s."""
+        from ..analysis.figures import plotted
+        from ..runs.names import label
+        from ..runs.sweep import one_table
+        from ..storage.folder import Folder
+
+        name = "run" if self.algorithm is None else label(self.algorithm)
+        real = self.folder is not None and Folder(self.folder).record().real
+        return plotted(one_table(name, self), path, **{"clock": "seconds" if real else "simulated time", **options})
+
+    def report(self, path: str | Path = "report.html") -> Path:
+        """Write the run as one HTML page that needs no network: curves, who computed what, delays, faults, settings."""
+        from ..analysis.report import write_report
+
+        return write_report([self], path)
+
     def __repr__(self) -> str:
-        counts = f"{self.version} updates, {len(self.trace)} arrivals, time {self.time:g}, ended by {self.ended}"
+        counts = f"{self.version} updates, {len(self.trace)} arrivals, time {self.time:g}, {self.ending}"
         wrong = ", ".join(f"{count} {kind}" for kind, count in self.faults.items())
         returned = f"; it returns its best, of version {self.returned}" if self.returned != self.version else ""
         return f"Run({counts}{f'; {wrong}' if wrong else ''}{returned})"
+
+    def _repr_html_(self) -> str:
+        from ..analysis.html import run_html
+
+        return run_html(self)
 
     @property
     def returned(self) -> int:

@@ -1,62 +1,20 @@
-"""Tables of numbers, and the trace of a run: who arrived when, with what."""
+"""The trace of a run: who arrived when, with what."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from struct import Struct
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ..core import Arrival
 from .events import EventKind
-
-Column = npt.NDArray[Any]
-
-
-class Table:
-    """Named columns of one length. ``table.time`` and ``table["time"]`` are numpy arrays; ``len`` counts rows."""
-
-    def __init__(self, columns: Mapping[str, Column]) -> None:
-        self.columns = dict(columns)
-
-    @classmethod
-    def of(cls, rows: Iterable[Mapping[str, Any]], names: Iterable[str]) -> Table:
-        """A table from rows, with these columns even if there is no row."""
-        rows = list(rows)
-        return cls({name: np.array([row[name] for row in rows]) for name in names})
-
-    def __getattr__(self, name: str) -> Column:
-        if name == "columns" or name not in self.columns:
-            raise AttributeError(f"no column {name!r}; there are {', '.join(self.__dict__.get('columns', ()))}")
-        return self.columns[name]
-
-    def __getitem__(self, name: str) -> Column:
-        return self.columns[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.columns)
-
-    def __len__(self) -> int:
-        return len(next(iter(self.columns.values()), ()))
-
-    def keys(self) -> Iterable[str]:
-        """The columns' names, so that ``dict(table)`` works."""
-        return self.columns.keys()
-
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """One dict of plain Python values per row."""
-        lists = [column.tolist() for column in self.columns.values()]
-        return (dict(zip(self.columns, row, strict=True)) for row in zip(*lists, strict=True))
-
-    def __repr__(self) -> str:
-        return f"Table({len(self)} rows: {', '.join(self.columns)})"
-
+from .table import Column, Table
 
 ARRIVAL_COLUMNS = ("time", "seconds", "worker", "draw", "version", "after", "loss", "fingerprint", "bytes", "steps", "down")
 _ROW = Struct("=ddqqqqdqqqq")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..analysis.figures import Curve, Panel
+from ..analysis.figures import Curve, Panel, band
 from .experiment import title
-from .tables import Choice, Outcome, by_step, heading
+from .tables import GROUP, Choice, Outcome, by_step, heading, means, table_of
 
 _CLOCK = "simulated time (1,000 asynchronous updates)"
 _QUANTITIES = (("objective", "training loss F"), ("accuracy", "test accuracy"))
@@ -32,17 +33,17 @@ def _band(choice: Choice, name: str, updates: int, points: int) -> Curve:
     times = np.linspace(0, updates, points + 1)
     ended = [run for run in choice.runs if run.failed is None]
     values = np.stack([run.at(name, times) for run in ended]) if ended else np.full((1, len(times)), np.nan)
-    mean, std = values.mean(0), values.std(0, ddof=1) if len(ended) > 1 else np.zeros(len(times))
-    return Curve(choice.method, title(choice.method), times / 1000, mean, mean - std, mean + std)
+    return Curve(choice.method, title(choice.method), times / 1000, values.mean(0), *band(values, "std"))
 
 
 def step_panels(runs: Sequence[Outcome]) -> list[Panel]:
     """A row with the training loss at the end against the step, for every method and panel."""
     curves: dict[tuple[float, float], list[Curve]] = {}
+    ends = means(table_of(runs), by=(*GROUP, "lr"))
     for (panel, method), tried in by_step(runs).items():
-        losses = [np.array([run.final("objective") for run in tried[lr]]) for lr in sorted(tried)]
-        means = [float(values.mean()) if np.isfinite(values).all() else np.nan for values in losses]
-        curves.setdefault(panel, []).append(Curve(method, title(method), sorted(tried), means))
+        found = [ends[str(panel), method, lr]["mean"] for lr in sorted(tried)]
+        losses = [mean if math.isfinite(mean) else math.nan for mean in found]
+        curves.setdefault(panel, []).append(Curve(method, title(method), sorted(tried), losses))
     quantity = "training loss F at the end"
     return [Panel(heading(panel), "step size", quantity, curves[panel], steps=True) for panel in sorted(curves)]
 

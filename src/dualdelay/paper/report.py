@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 
 from ..analysis.figures import draw_panels
-from ..analysis.reports import print_rows
+from ..analysis.printing import print_rows
 from ..core.errors import BadInput
 from ..storage.files import make_folder, save_table, write
 from . import pictures, tables
@@ -59,7 +57,7 @@ def write_all(
             files += draw_panels([pictures.step_panels(runs)], folder / "steps", f"{setting}; mean over seeds")
     except BadInput as error:  # there is no matplotlib
         console.print(f"no figure: {error}")
-    failed = sum(not math.isfinite(run.final("objective")) for run in runs)
+    failed = int(tables.table_of(runs).ends().failed.sum())
     if failed:
         console.print(f"{failed} of {len(runs)} runs failed or diverged; they count as an infinite loss.")
     console.print(_ranking(choices))
@@ -70,9 +68,9 @@ def write_all(
 
 def _ranking(choices: Sequence[tables.Choice]) -> str:
     """Which method has the lowest loss on each panel, and which is second."""
-    parts = []
+    parts, ends = [], tables.means(tables.table_of_choices(choices))
     for panel in dict.fromkeys(choice.panel for choice in choices):
-        mean = {c.method: float(np.mean(c.values("objective"))) for c in choices if c.panel == panel}
+        mean = {c.method: ends[str(panel), c.method]["mean"] for c in choices if c.panel == panel}
         best, *others = sorted(mean, key=lambda method: mean[method])
         then = f" (then {others[0]} {mean[others[0]]:.3f})" if others else ""
         parts.append(f"{tables.heading(panel)}: {best} {mean[best]:.3f}{then}")

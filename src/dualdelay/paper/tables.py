@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from ..engine.trace import Column
+from ..engine.table import Column, Table
 from .cells import CURVES, records
 from .experiment import Experiment
 
 Panel = tuple[float, float]  # alpha and std
 Rows = list[list[str]]  # of a table, the headings first
+
+GROUP = ("panel", "method")  # the columns that name what is compared
 
 
 @dataclass(frozen=True)
@@ -30,26 +33,12 @@ class Outcome:
     curves: Mapping[str, Column]  # time, version, objective, pooled_loss and accuracy
     failed: str | None = None
 
-    def final(self, name: str) -> float:
-        """The last value of a curve; a run that failed or diverged has an infinite loss and no accuracy."""
-        if self.failed is not None or not math.isfinite(self.curves["objective"][-1]):
-            return 0.0 if name == "accuracy" else math.inf
-        return float(self.curves[name][-1])
-
     def at(self, name: str, times: Column) -> Column:
         """A curve at these times: between two evaluations the model of the earlier one stands.
 
         The times of evaluations were rounded when they were written, so one may be slightly late.
         """
         return self.curves[name][np.searchsorted(self.curves["time"], times * (1 + 1e-6), side="right") - 1]
-
-    def reached(self, name: str, target: float) -> float:
-        """When a curve first reaches its target; infinite if never."""
-        if self.failed is not None:
-            return math.inf
-        values = self.curves[name]
-        good = values >= target if name == "accuracy" else values <= target
-        return float(self.curves["time"][np.argmax(good)]) if good.any() else math.inf
 
 
 def outcomes(experiment: Experiment, folder: Path) -> list[Outcome]:
@@ -76,7 +65,46 @@ class Choice:
 
     def values(self, name: str) -> Column:
         """The final values by seed."""
-        return np.array([run.final(name) for run in self.runs])
+        return table_of_choices([self]).ends(name, by=GROUP)[name]
+
+
+def _table(entries: Iterable[tuple[Panel, str, float, Outcome]]) -> Table:
+    """A row for each evaluation of these runs, which belong to a panel, a method and a step."""
+    columns: dict[str, list[Any]] = {name: [] for name in (*GROUP, "lr", "seed")}
+    values: dict[str, list[Column]] = {name: [np.empty(0)] for name in ("time", "objective", "accuracy")}
+    absent, missing = [], {"time": 1.0, "accuracy": math.nan}  # without times, evaluations are in their order
+    for panel, method, lr, run in entries:
+        place = {"panel": str(panel), "method": method, "lr": lr, "seed": run.seed}
+        if run.failed is not None:
+            absent.append(place)
+            continue
+        size = len(run.curves["objective"])
+        for name, column in columns.items():
+            column += [place[name]] * size
+        for name, parts in values.items():
+            parts.append(run.curves[name] if name in run.curves else missing[name] * np.arange(size))
+    curves = {name: np.concatenate(parts) for name, parts in values.items()}
+    return Table(columns | curves, (*GROUP, "lr", "seed"), absent)
+
+
+def table_of(runs: Iterable[Outcome]) -> Table:
+    """A row for each evaluation of all these runs, named by panel (as a text), method, lr and seed."""
+    return _table((run.panel, run.method, run.lr, run) for run in runs)
+
+
+def table_of_choices(choices: Iterable[Choice]) -> Table:
+    """A row for each evaluation of the chosen runs alone."""
+    return _table((choice.panel, choice.method, choice.lr, run) for choice in choices for run in choice.runs)
+
+
+def means(table: Table, metric: str = "objective", by: Sequence[str] = GROUP) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """The mean, standard deviation and number of failures at the end over the seeds of each group, by its names."""
+    return _by_name(table.best(by, (), metric), by)
+
+
+def _by_name(table: Table, names: Sequence[str]) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """The rows of a table by these columns."""
+    return {tuple(row[name] for name in names): row for row in table.rows()}
 
 
 def by_step(runs: Sequence[Outcome]) -> dict[tuple[Panel, str], dict[float, list[Outcome]]]:
@@ -89,26 +117,31 @@ def by_step(runs: Sequence[Outcome]) -> dict[tuple[Panel, str], dict[float, list
 
 def choose(runs: Sequence[Outcome]) -> list[Choice]:
     """The rule: for each method and panel the step with the lowest mean over seeds of the training loss F at the end."""
-    choices = []
-    for (panel, method), tried in by_step(runs).items():
-        mean = {lr: float(np.mean([run.final("objective") for run in tried[lr]])) for lr in tried}
-        lr = min(mean, key=lambda lr: mean[lr])
-        choices.append(Choice(panel, method, lr, len(tried) > 1 and lr in (min(tried), max(tried)), tried[lr]))
+    best, choices = _by_name(table_of(runs).best(GROUP, "lr"), GROUP), []
+    table = by_step(runs)
+    for panel, method in _in_order(runs):
+        row = best[str(panel), method]
+        lr, edge = row["lr"], row["edge"] in ("lowest", "highest")
+        choices.append(Choice(panel, method, lr, edge, table[panel, method][lr]))
+    return choices
+
+
+def _in_order(runs: Sequence[Outcome]) -> list[tuple[Panel, str]]:
+    """The panels, sorted, and on each its methods, as they come."""
     order = list(dict.fromkeys(run.method for run in runs))
-    return sorted(choices, key=lambda choice: (choice.panel, order.index(choice.method)))
+    return sorted({(run.panel, run.method) for run in runs}, key=lambda key: (key[0], order.index(key[1])))
 
 
-def spread(values: Column, digits: int = 3) -> str:
-    """A mean with its standard deviation over the seeds."""
-    if not np.isfinite(values).all():
+def spread(mean: float, std: float, digits: int = 3) -> str:
+    """A mean with its standard deviation over the seeds, if there are several."""
+    if not math.isfinite(mean):
         return "diverged"
-    text = f"{np.mean(values):.{digits}f}"
-    return f"{text} ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else text
+    return f"{mean:.{digits}f}" if math.isnan(std) else f"{mean:.{digits}f} ± {std:.{digits}f}"
 
 
-def when(times: Sequence[float]) -> str:
+def when(times: Column) -> str:
     """A mean time in thousands, or for how many of the seeds it is infinite."""
-    never = sum(map(math.isinf, times))
+    never = int(np.isinf(times).sum())
     if never:
         return "never" if never == len(times) else f"not in {never} of {len(times)}"
     return f"{np.mean(times) / 1000:.1f}"
@@ -123,13 +156,15 @@ def summary(choices: Sequence[Choice], loss: float, accuracy: float) -> Rows:
     """The main table: where each method ends, and when it reaches this loss and this accuracy."""
     rows = [["panel", "method", "step", "seeds", "training loss F", "test accuracy", f"time to F = {loss:g}"]]
     rows[0] += [f"time to {accuracy:g}", "updates", "tau_max"]
+    table, targets = table_of_choices(choices), {"objective": loss, "accuracy": accuracy}
+    ends = {name: means(table, name) for name in targets}
+    times = {name: table.time_to(target, name, GROUP) for name, target in targets.items()}
     for choice in choices:
-        runs = choice.runs
+        key, runs = (str(choice.panel), choice.method), choice.runs
         ended = [run for run in runs if run.failed is None] or runs
         cells = [heading(choice.panel), choice.method, f"{choice.lr:g}{' (edge)' if choice.edge else ''}", str(len(runs))]
-        cells += [spread(choice.values(name)) for name in ("objective", "accuracy")]
-        for name, target in (("objective", loss), ("accuracy", accuracy)):
-            cells.append(when([run.reached(name, target) for run in runs]))
+        cells += [spread(ends[name][key]["mean"], ends[name][key]["std"]) for name in targets]
+        cells += [when(times[name].where(panel=key[0], method=key[1]).time) for name in targets]
         cells.append(f"{np.mean([run.updates for run in ended]):,.0f}")
         cells.append(f"{np.mean([run.tau_max for run in ended]):,.0f} ({max(run.tau_max for run in ended):,})")
         rows.append(cells)
@@ -141,27 +176,29 @@ def paired(choices: Sequence[Choice]) -> Rows:
     reference = choices[0].method
     ahead, apart = f"{reference} ahead in", f"accuracy of {reference} less the other's"
     rows = [["panel", "other", f"F of the other less F of {reference}", ahead, apart, ahead]]
-    references = {choice.panel: choice for choice in choices if choice.method == reference}
+    table, signs = table_of_choices(choices), {"objective": 1.0, "accuracy": -1.0}
+    found = {name: _by_name(table.paired(reference, GROUP, name, over=()), GROUP) for name in signs}
     for choice in choices:
-        if choice.method == reference or choice.panel not in references:
-            continue
-        cells = [heading(choice.panel), choice.method]
-        for name, sign in (("objective", 1.0), ("accuracy", -1.0)):
-            with np.errstate(invalid="ignore"):
-                gain = sign * (choice.values(name) - references[choice.panel].values(name))
-            cells += [spread(gain), f"{int((gain > 0).sum())} of {len(gain)}"]
-        rows.append(cells)
+        key = str(choice.panel), choice.method
+        if key in found["objective"]:
+            cells = [heading(choice.panel), choice.method]
+            for name, sign in signs.items():
+                row = found[name][key]
+                behind = row["n"] - row["wins"] - row["ties"]
+                cells += [spread(sign * row["difference"], row["std"]), f"{behind} of {row['n']}"]
+            rows.append(cells)
     return rows
 
 
 def steps(runs: Sequence[Outcome]) -> Rows:
     """The training loss at the end of each method for every step."""
     lrs = sorted({run.lr for run in runs})
-    rows, table = [["panel", "method", *(f"{lr:g}" for lr in lrs)]], by_step(runs)
-    for choice in choose(runs):
-        tried = table[choice.panel, choice.method]
-        cells = [spread(np.array([run.final("objective") for run in tried[lr]])) if lr in tried else "" for lr in lrs]
-        rows.append([heading(choice.panel), choice.method, *cells])
+    rows = [["panel", "method", *(f"{lr:g}" for lr in lrs)]]
+    ends = means(table_of(runs), by=(*GROUP, "lr"))
+    for panel, method in _in_order(runs):
+        tried = [ends.get((str(panel), method, lr)) for lr in lrs]
+        cells = ["" if end is None else spread(end["mean"], end["std"]) for end in tried]
+        rows.append([heading(panel), method, *cells])
     return rows
 
 

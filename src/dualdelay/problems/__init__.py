@@ -8,16 +8,22 @@ from .batchnorm import without_batchnorm
 from .cifar10 import Cifar10
 from .digits import Digits
 from .logistic import Logistic
+from .manpages import Manpages
 from .minibatches import Batches
+from .mnist import FashionMnist, Mnist
 from .network import Network
 from .quadratic import Quadratic
+from .splits import shards, split_samples
 from .wrapped import Clipped, FullGradients, LocalSteps, exact
 
 PROBLEMS: dict[str, Any] = {
     "quadratic": Quadratic,
     "logistic": Logistic,
     "digits": Digits,
+    "mnist": Mnist,
+    "fashion_mnist": FashionMnist,
     "cifar10": Cifar10,
+    "manpages": Manpages,
     "local_steps": LocalSteps,
     "clipped": Clipped,
     "full_gradients": FullGradients,
@@ -29,11 +35,16 @@ __all__ = [
     "Cifar10",
     "Clipped",
     "Digits",
+    "FashionMnist",
     "FullGradients",
     "LocalSteps",
     "Logistic",
+    "Manpages",
+    "Mnist",
     "Network",
     "Quadratic",
     "exact",
+    "shards",
+    "split_samples",
     "without_batchnorm",
 ]

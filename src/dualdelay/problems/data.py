@@ -21,6 +21,7 @@ from ..core.errors import BadInput, plain_number, require_several, require_worke
 from .generators import seeded
 from .minibatches import Collate
 
+_MOST_CLASSES = 100  # beyond which whole numbers are taken for something else
 _CPU = torch.device("cpu")
 _copies: Any = WeakTensorKeyDictionary()  # by tensor and then by device, so that splits of the same data share one copy
 
@@ -222,6 +223,16 @@ class Shard:
             else:
                 yield count, _mapped(partial(torch.narrow, dim=0, start=start, length=count), self.columns)
 
+    def classes(self) -> dict[str, int] | None:
+        """How many samples there are of each class, if targets are whole numbers and not too many different ones."""
+        targets = None if self.pair is None else self.pair[1] if self.rows is None else self.pair[1][self.rows]
+        if targets is None or targets.ndim != 1 or targets.is_floating_point() or targets.is_complex():
+            return None
+        values, counts = np.unique(targets.cpu().numpy(), return_counts=True)
+        if len(values) > _MOST_CLASSES:
+            return None
+        return dict(zip(map(str, values.tolist()), counts.tolist(), strict=True))
+
     def digest(self, into: Any) -> None:
         """Add the data to a hash; of a dataset its length and three samples."""
         into.update(str(self.size).encode())
@@ -325,7 +336,11 @@ class Shards:
         """What the function gives for a worker, which is not kept."""
         if self.function is None or not 0 <= worker < self.workers:
             raise BadInput(f"worker is {worker}; expected one of 0..{self.workers - 1}.")
-        data = _call(self.function, worker)
+        try:
+            data = _call(self.function, worker)
+        except Exception as error:  # whatever a user's function raises
+            error.add_note(f"{self._name}({worker}) raised {type(error).__name__}: {error}")  # of a traceback the last line
+            raise
         if data is None:
             return None
         shard = Shard(data, f"{'shard' if self._name == 'shards' else self._name}({worker})", self._collate)

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from ..core.draws import Draws
 from ..core.errors import BadInput, plain_number, require_room, require_whole, require_workers
 from .network import Network, Weighting
-from .splits import Empty, Split, split_samples
+from .splits import Empty, Split, split_samples, unseeded
 
 
 class Digits(Network):
@@ -21,7 +21,8 @@ class Digits(Network):
     workers: how many.
     alpha: concentration of the Dirichlet split; the smaller, the more heterogeneous the workers.
     seed: names the split and the minibatches; None: the run's own seed does.
-    split: "dirichlet" (the paper's rule), "iid", "label", or a list of sample numbers for each worker.
+    split: "dirichlet" (the paper's rule), "iid", "label", "label_k[k=2]" (so many classes for each worker),
+        "quantity[alpha=0.5]" or "quantity[power=1]" (unequal sizes), or a list of sample numbers for each worker.
     empty: what to do when the split leaves a worker with too little: "resample", "drop" or "error".
     minimum: the least samples per worker when resampling.
     batch_size: samples per gradient.
@@ -59,7 +60,8 @@ class Digits(Network):
         inputs, targets = torch.from_numpy(images).float() / 16.0, torch.from_numpy(labels).long()
         order = torch.from_numpy(Draws(0, "test").permutation(len(inputs)))  # the same test images whatever the seed
         test, train = order[:360], order[360:]
-        rows = split_samples(split, targets[train].numpy(), workers, alpha, seed or 0, empty, minimum)
+        dealing = {"alpha": alpha, "empty": empty, "minimum": minimum}
+        rows = split_samples(targets[train].numpy(), workers, split, seed or 0, **dealing)
         super().__init__(
             lambda: nn.Sequential(nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10)),
             cross_entropy,
@@ -75,4 +77,4 @@ class Digits(Network):
 
     @property
     def unseeded(self) -> str:
-        return "" if self.settings["split"] in ("dirichlet", "iid") else "its split is given, or by label"
+        return unseeded(self.settings["split"])

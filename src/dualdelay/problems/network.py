@@ -225,6 +225,9 @@ class Network(Problem):
     def samples(self, worker: int) -> int | None:
         return self._shard(worker).size
 
+    def classes(self, worker: int) -> Mapping[str, int] | None:
+        return self._shard(worker).classes()
+
     def epoch(self, worker: int) -> int:
         return self.minibatches.epoch(worker, self._shard(worker).size)
 

@@ -1,19 +1,40 @@
-"""How the samples of a data set are dealt to workers; each split is a list of index arrays."""
+"""How the samples of a data set are dealt to workers; each split is a list of index arrays.
+
+A split is written as a text, ``dirichlet[alpha=0.1]`` or ``label_k[k=2]``: the name of a rule below and its settings.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Subset
 
 from ..core.draws import Draws, Integers
-from ..core.errors import BadInput, require_one_of, require_positive, require_several, require_whole, require_workers, shown
+from ..core.errors import (
+    BadInput,
+    nearest,
+    plain_number,
+    require_one_of,
+    require_positive,
+    require_several,
+    require_whole,
+    require_workers,
+    shown,
+)
+from ..core.texts import parse_call, require_parameters
 
-Split = Literal["dirichlet", "iid", "label"]
+Split = str  # such as "dirichlet", "iid", "label", "label_k[k=2]", "quantity[alpha=0.5]"
 Empty = Literal["resample", "drop", "error"]
 
 _TRIES = 1000
+
+
+# --- the rules ---
 
 
 def dirichlet(
@@ -61,6 +82,11 @@ def deal(labels: Any, workers: int, alpha: float, seed: int, attempt: int = 0) -
             owner[members] = rng.choice(workers, size=len(members), p=rng.dirichlet(np.full(workers, alpha)))
         except ValueError:  # the chances are no numbers any more
             raise BadInput(f"alpha is {alpha}, too far from 1 to draw with; expected about 0.001 to 1000.") from None
+    return _of_owners(owner, workers)
+
+
+def _of_owners(owner: Integers, workers: int) -> list[Integers]:
+    """Each worker's samples, rising, from the owner of each."""
     rows = np.argsort(owner, kind="stable").astype(np.int64)
     return np.split(rows, np.cumsum(np.bincount(owner, minlength=workers))[:-1])
 
@@ -77,23 +103,251 @@ def by_label(labels: Any, workers: int) -> list[Integers]:
     return np.array_split(np.argsort(np.asarray(labels), kind="stable"), workers)
 
 
-def split_samples(
-    split: Split | Sequence[Sequence[int]], labels: Any, workers: int, alpha: float, seed: int, empty: Empty, minimum: int
+def label_k(labels: Any, workers: int, k: int = 2, seed: int = 0) -> list[Integers]:
+    """Every worker has samples of exactly k classes; the samples of a class are dealt evenly to those who have it.
+
+    Each worker in turn takes the k classes that the fewest have, chosen at random among equals, so that all classes are
+    had by as many workers, or by one more.
+    """
+    require_workers("workers", workers)
+    classes, of_class, sizes = np.unique(np.asarray(labels), return_inverse=True, return_counts=True)
+    require_whole("k", k, 1, len(classes))
+    if workers * k < len(classes):
+        raise BadInput(
+            f"{workers} workers with {k} of {len(classes)} classes each would leave classes to nobody; use a larger k or "
+            f"more workers, at least {-(-len(classes) // k)} with this k."
+        )
+    rng, holders = Draws(seed, "split").generator(0), np.zeros(len(classes), dtype=np.int64)
+    has: list[list[int]] = [[] for _ in classes]
+    for worker in range(workers):
+        order = rng.permutation(len(classes))
+        for label in order[np.argsort(holders[order], kind="stable")][:k].tolist():
+            holders[label] += 1
+            has[label].append(worker)
+    if (short := np.flatnonzero(sizes < holders)).size:
+        label = int(short[0])
+        raise BadInput(
+            f"class {classes[label]} has {sizes[label]} samples for {holders[label]} workers; expected one for each. Use a "
+            "smaller k or fewer workers."
+        )
+    owner = np.empty(len(of_class), dtype=np.int64)
+    for label, owners in enumerate(has):
+        members = rng.permutation(np.flatnonzero(of_class == label))
+        for worker, part in zip(owners, np.array_split(members, len(owners)), strict=True):
+            owner[part] = worker
+    return _of_owners(owner, workers)
+
+
+def quantity(
+    labels: Any, workers: int, alpha: float = 0.5, power: float | None = None, seed: int = 0, *, minimum: int = 1
 ) -> list[Integers]:
-    """The split that a data set was asked for: by name, or the user's own lists of sample numbers."""
-    if isinstance(split, str):
-        require_one_of("split", split, get_args(Split))
-        if split == "dirichlet":
-            return dirichlet(labels, workers, alpha, seed, empty=empty, minimum=minimum)
-        return iid(labels, workers, seed) if split == "iid" else by_label(labels, workers)
+    """Samples are dealt at random, but unequally many: every worker has ``minimum``, and a share of the rest.
+
+    The shares are drawn from a Dirichlet distribution with concentration ``alpha``, the smaller the more unequal; or, if
+    ``power`` is given, they are those of a power law, 1, 1/2**power, 1/3**power ..., for the workers in a random order.
+    """
+    require_workers("workers", workers)
+    require_whole("minimum", minimum, 1)
+    require_positive(*("alpha", alpha) if power is None else ("power", power))
+    count = len(labels)
+    if count < workers * minimum:
+        raise BadInput(f"{count} samples are too few for {workers} workers with {minimum} at least; use fewer or less.")
+    rng = Draws(seed, "split").generator(0)
+    if power is None:
+        shares = rng.dirichlet(np.full(workers, alpha))
+    else:
+        shares = rng.permutation(np.arange(1.0, workers + 1) ** -power)
+    ends = np.cumsum(shares) / np.sum(shares) * (count - workers * minimum)
+    if not np.isfinite(ends).all():
+        raise BadInput(f"alpha is {alpha}, too far from 1 to draw with; expected about 0.001 to 1000.")
+    cuts = np.rint(ends).astype(np.int64) + minimum * np.arange(1, workers + 1)
+    return [np.sort(part) for part in np.split(rng.permutation(count).astype(np.int64), cuts[:-1])]
+
+
+def by_group(groups: Any, workers: int | None = None) -> list[Integers]:
+    """Each value of a column (a site, a user, a hospital) is a worker, in the order of the values.
+
+    With fewer workers than values, whole groups are dealt, each to the worker with the fewest samples so far, the largest
+    group first.
+    """
+    names, of_group, sizes = np.unique(np.asarray(groups), return_inverse=True, return_counts=True)
+    workers = len(names) if workers is None else workers
+    require_workers("workers", workers)
+    if workers > len(names):
+        raise BadInput(f"there are {len(names)} groups for {workers} workers; expected one for each at least. Use fewer.")
+    if workers == len(names):
+        return _of_owners(of_group, workers)
+    owner, load = np.empty(len(names), dtype=np.int64), np.zeros(workers, dtype=np.int64)
+    for group in np.argsort(-sizes, kind="stable"):
+        owner[group] = np.argmin(load)
+        load[owner[group]] += sizes[group]
+    return _of_owners(owner[of_group], workers)
+
+
+SPLITS: dict[str, Callable[..., list[Integers]]] = {
+    "dirichlet": dirichlet,
+    "iid": iid,
+    "label": by_label,
+    "label_k": label_k,
+    "quantity": quantity,
+    "group": by_group,
+}
+
+
+# --- by a text ---
+
+
+def split_samples(
+    labels: Any,
+    workers: int | None = None,
+    split: Split | Sequence[Sequence[int]] = "dirichlet[alpha=0.1]",
+    seed: int = 0,
+    *,
+    groups: Any = None,
+    **defaults: Any,
+) -> list[Integers]:
+    """Each worker's samples, as positions in the data; every sample is one worker's, and no worker is without any.
+
+    labels: the class of each sample; for splits that look at no class anything as long as the data.
+    workers: how many; None for "group": as many as there are groups.
+    split: "dirichlet[alpha=0.1]", "iid", "label", "label_k[k=2]", "quantity[alpha=0.5]", "quantity[power=1]" or "group"; or
+        your own lists of sample numbers, one for each worker.
+    seed: names the split.
+    groups: for "group", the site, user or hospital of each sample.
+    defaults: settings that a text leaves out, such as alpha=0.1, minimum=10; those that a rule does not have are ignored.
+    """
+    count, workers, seed = _count("labels", labels), plain_number(workers), plain_number(seed)
+    if not isinstance(split, str):
+        return _own(split, count, workers)
+    name, values = parse_call(split)
+    if name not in SPLITS:
+        raise BadInput(f"split is {shown(split)}; {nearest(name, SPLITS)}")
+    settings = _settings(SPLITS[name])
+    require_parameters(name, settings, {**{key: defaults[key] for key in settings if key in defaults}, **values})
+    values = {key: value for key, value in defaults.items() if key in settings} | values
+    if name == "group":
+        if groups is None:
+            raise BadInput("a split by group needs groups=, the site or user of each sample; these data have none.")
+        if _count("groups", groups) != count:
+            raise BadInput(f"groups has {len(groups)} entries for {count} samples; expected one for each.")
+        return by_group(_array(groups), workers)
+    if workers is None:
+        raise BadInput(f"a split by {name} needs workers, how many there are; only a split by group finds it out.")
+    if "seed" in inspect.signature(SPLITS[name]).parameters:
+        values["seed"] = seed
+    return SPLITS[name](_array(labels), workers, **values)
+
+
+def _settings(rule: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """What a text can say of a rule."""
+    given = ("labels", "groups", "workers", "seed")
+    return {name: p for name, p in inspect.signature(rule).parameters.items() if name not in given}
+
+
+def _array(values: Any) -> Any:
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+
+
+def _count(name: str, values: Any) -> int:
+    """How many samples a column of one entry for each has."""
+    require_several(name, values, "one entry for each sample")
+    if not hasattr(values, "__len__") or getattr(values, "ndim", 1) != 1:
+        raise BadInput(
+            f"{name} is {shown(values)}; expected a list or an array of one dimension, an entry for each sample."
+        )
+    if not len(values):
+        raise BadInput(f"{name} is empty; expected an entry for each sample.")
+    return len(values)
+
+
+def _own(split: Any, count: int, workers: int | None) -> list[Integers]:
+    """The user's own lists of sample numbers."""
     require_several("split", split, "lists of sample numbers")
     try:
         rows = [np.asarray(part).astype(np.int64, casting="same_kind" if len(part) else "unsafe") for part in split]
     except (TypeError, ValueError, OverflowError):
         raise BadInput(f"split is {shown(split)}; expected a list of sample numbers for each worker.") from None
-    if len(rows) != workers:
+    if workers is not None and len(rows) != workers:
         raise BadInput(f"split has {len(rows)} lists; expected {workers}, one for each worker.")
     for worker, part in enumerate(rows):
-        if part.size and (part.min() < 0 or part.max() >= len(labels)):
-            raise BadInput(f"split[{worker}] names samples outside 0..{len(labels) - 1}.")
+        if part.size and (part.min() < 0 or part.max() >= count):
+            raise BadInput(f"split[{worker}] names samples outside 0..{count - 1}.")
     return rows
+
+
+def unseeded(split: Split | Sequence[Sequence[int]]) -> str:
+    """Why a seed does not change a split, for ``Problem.unseeded``; empty: it does."""
+    seeded = isinstance(split, str) and "seed" in inspect.signature(SPLITS[parse_call(split)[0]]).parameters
+    return "" if seeded else "its split is given, or by label or group"
+
+
+# --- the user's own data ---
+
+
+def shards(
+    data: Any,
+    workers: int | None = None,
+    split: Split | Sequence[Sequence[int]] = "dirichlet[alpha=0.1]",
+    *,
+    labels: Any = None,
+    groups: Any = None,
+    seed: int = 0,
+) -> list[Any]:
+    """Your data dealt to workers, for ``dd.Network(model, loss, shards)``.
+
+    data: tensors or arrays with a row for each sample, alone, in a tuple or in a dict, such as (inputs, targets); or a
+        map-style dataset.
+    workers, split, seed: as in ``dd.problems.split_samples``.
+    labels: the class of each sample; by default the last of a tuple, if it has one whole number or text for each sample.
+    groups: for split="group", the site, user or hospital of each sample.
+
+    Example:
+        >>> shards = dd.problems.shards((images, classes), workers=10, split="dirichlet[alpha=0.1]")
+        >>> problem = dd.Network(model, cross_entropy, shards)
+    """
+    columns = list(data.values()) if isinstance(data, Mapping) else list(data) if isinstance(data, tuple) else [data]
+    if not columns or not all(hasattr(column, "__len__") and _length(column) for column in columns):
+        raise BadInput(f"data is {shown(data)}; expected tensors or arrays with a row for each sample, or a dataset.")
+    count = _length(columns[0])
+    if any(_length(column) != count for column in columns):
+        lengths = ", ".join(str(_length(column)) for column in columns)
+        raise BadInput(f"data has columns of {lengths} rows; expected as many in each.")
+    if labels is None:
+        labels = _labels(data, count, split)
+    elif len(labels) != count:
+        raise BadInput(f"labels has {len(labels)} entries for {count} samples; expected one for each.")
+    parts = split_samples(labels, workers, split, seed, groups=groups)
+    return [_rows_of(data, torch.from_numpy(rows)) for rows in parts]
+
+
+def _length(column: Any) -> int:
+    return 0 if getattr(column, "ndim", 1) == 0 else len(column)
+
+
+def _labels(data: Any, count: int, split: Split | Sequence[Sequence[int]]) -> Any:
+    """The classes in a user's data, where they are easily found, or anything where a split does not look at them."""
+    name = parse_call(split)[0] if isinstance(split, str) else ""
+    if name not in ("dirichlet", "label", "label_k"):
+        return range(count)
+    last = _array(data[-1]) if isinstance(data, tuple) and len(data) > 1 and _is_array(data[-1]) else None
+    if last is None or last.ndim != 1 or last.dtype.kind not in "biuUS":
+        raise BadInput(
+            f"a split by {name} looks at classes, and the data are no tuple whose last part has one whole number for each "
+            "sample; give labels=, the class of each sample."
+        )
+    return last
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, (Tensor, np.ndarray))
+
+
+def _rows_of(data: Any, rows: Tensor) -> Any:
+    """Some rows of a user's data, in the same structure; of a dataset a view."""
+    if isinstance(data, tuple):
+        return tuple(_rows_of(column, rows) for column in data)
+    if isinstance(data, Mapping):
+        return {name: _rows_of(column, rows) for name, column in data.items()}
+    if isinstance(data, Tensor):
+        return data[rows.to(data.device)]
+    return data[rows.numpy()] if isinstance(data, np.ndarray) else Subset(data, rows.tolist())

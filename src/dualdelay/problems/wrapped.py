@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, ClassVar, Self
@@ -38,25 +39,6 @@ class Wrapped(Problem):
             raise BadInput(f"problem is {shown(problem)}; expected a problem, on the shell with brackets: digits[].")
         self.problem, self._options = problem, options
 
-    def job(self, x: Tensor, draws: Sequence[int], gradients: Gradients) -> tuple[Tensor, Any]:
-        """What jobs report, and their losses: one job at x (d), or many at (m, d), by the other problem's gradients."""
-        raise NotImplementedError
-
-    def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
-        return self.job(x, [draw], lambda y, draws: self.problem.gradient(y, worker, draws[0]))
-
-    def stateful_gradient(
-        self, memory: Mapping[str, Any] | None, x: Tensor, worker: int, draw: int
-    ) -> tuple[Tensor, float, dict[str, Any] | None]:
-        state: Any = memory
-
-        def gradients(y: Tensor, draws: Sequence[int]) -> tuple[Tensor, Any]:
-            nonlocal state
-            value, loss, state = self.problem.stateful_gradient(state, y, worker, draws[0])
-            return value, loss
-
-        return *self.job(x, [draw], gradients), state
-
     @property
     def settings(self) -> dict[str, Any]:
         """What builds this problem again."""
@@ -73,11 +55,6 @@ class Wrapped(Problem):
     def batch_key(self) -> Hashable:
         inner = self.problem.batch_key
         return inner if inner is OneAtATime else (self.kind, *self._options.values(), inner)
-
-    def batched(self, problems: Sequence[Problem]) -> BatchedGradients:
-        if self.batch_key is OneAtATime:
-            return OneAtATime(problems)
-        return _ManyJobs(self, self.problem.batched([p.problem for p in problems if isinstance(p, Wrapped)]))
 
     def few_samples(self) -> int | None:
         few = self.problem.few_samples()
@@ -102,7 +79,7 @@ class Wrapped(Problem):
     # everything else is what it is for the other problem
     stateful = _same("stateful")
     workers, seed, own_seed, unseeded = _same("workers"), _same("seed"), _same("own_seed"), _same("unseeded")
-    samples, batches, epoch = _same("samples"), _same("batches"), _same("epoch")
+    samples, classes, batches, epoch = _same("samples"), _same("classes"), _same("batches"), _same("epoch")
     needs_sample_counts, set_mean_samples = _same("needs_sample_counts"), _same("set_mean_samples")
     evaluate, measures, measure = _same("evaluate"), _same("measures"), _same("measure")
     assess, combine = _same("assess"), _same("combine")
@@ -111,10 +88,38 @@ class Wrapped(Problem):
     layout, fixed, parallel, workplace = _same("layout"), _same("fixed"), _same("parallel"), _same("workplace")
 
 
+class Reworked(Wrapped):
+    """A problem whose jobs make something of the other's gradients."""
+
+    @abstractmethod
+    def job(self, x: Tensor, draws: Sequence[int], gradients: Gradients) -> tuple[Tensor, Any]:
+        """What jobs report, and their losses: one job at x (d), or many at (m, d), by the other problem's gradients."""
+
+    def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
+        return self.job(x, [draw], lambda y, draws: self.problem.gradient(y, worker, draws[0]))
+
+    def stateful_gradient(
+        self, memory: Mapping[str, Any] | None, x: Tensor, worker: int, draw: int
+    ) -> tuple[Tensor, float, dict[str, Any] | None]:
+        state: Any = memory
+
+        def gradients(y: Tensor, draws: Sequence[int]) -> tuple[Tensor, Any]:
+            nonlocal state
+            value, loss, state = self.problem.stateful_gradient(state, y, worker, draws[0])
+            return value, loss
+
+        return *self.job(x, [draw], gradients), state
+
+    def batched(self, problems: Sequence[Problem]) -> BatchedGradients:
+        if self.batch_key is OneAtATime:
+            return OneAtATime(problems)
+        return _ManyJobs(self, self.problem.batched([p.problem for p in problems if isinstance(p, Reworked)]))
+
+
 class _ManyJobs:
     """Many jobs of a problem that is made from another, by the other's gradients of many jobs."""
 
-    def __init__(self, wrapped: Wrapped, inner: BatchedGradients) -> None:
+    def __init__(self, wrapped: Reworked, inner: BatchedGradients) -> None:
         self.most, self._wrapped, self._inner = inner.most, wrapped, inner
         self.stateful = self._with_memory if wrapped.stateful else None
 
@@ -144,7 +149,7 @@ class _ManyJobs:
         return *self._wrapped.job(x, draws, gradients), state
 
 
-class LocalSteps(Wrapped):
+class LocalSteps(Reworked):
     """Another problem, each of whose jobs takes ``k`` local steps from the model x to y and reports (x - y) / lr.
 
     With plain SGD that value is the sum of the k gradients met on the way; for k = 1 it is the plain gradient. A job takes
@@ -173,7 +178,7 @@ class LocalSteps(Wrapped):
             raise BadInput("the problem keeps an inner optimiser's state at the workers already; expected it in one place.")
 
     @property
-    def stateful(self) -> bool:  # type: ignore[override]
+    def stateful(self) -> bool:
         """Whether its optimiser's state, or that of the other problem, is kept at the workers."""
         return self._keeps or self.problem.stateful
 
@@ -208,11 +213,11 @@ class LocalSteps(Wrapped):
         return self.k * self.problem.batches(worker)
 
 
-class Clipped(Wrapped):
+class Clipped(Reworked):
     """Another problem, each of whose jobs reports a gradient of norm at most ``norm``, shortened if it is longer.
 
     Each worker clips its own gradient before it is sent. To clip what the server steps along, use a hook of torch's
-    optimiser (docs/own_model.md).
+    optimiser (docs/tutorial/own_model.md).
 
     problem: the problem whose gradients are taken.
     norm: the largest Euclidean norm that a gradient keeps.
@@ -251,6 +256,9 @@ class FullGradients(Wrapped):
     def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
         measured = self._source.measure(x, worker)
         return measured["gradient"].to(x.dtype), measured["loss"]
+
+    def batched(self, problems: Sequence[Problem]) -> BatchedGradients:
+        return OneAtATime(problems)
 
     def batches(self, worker: int) -> int:
         return self.problem.epoch(worker)

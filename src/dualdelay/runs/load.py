@@ -1,129 +1,171 @@
-"""What a run's folder holds, without its problem and without its workers."""
+"""What a folder holds: one run, or the runs that a comparison or a sweep left in it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+import ast
+import contextlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from ..core import Algorithm, State
-from ..core.aggregate import AggregateState
-from ..core.errors import BadInput
-from ..engine.evaluation import Best, WorkerRows, metric_rows
-from ..engine.result import Names, Run, troubles
-from ..engine.trace import Recorder, Table, Trace
-from ..storage.files import Damaged
+from ..core import Algorithm
+from ..core.errors import BadInput, NotSaved, require_path
+from ..engine.result import Run
+from ..engine.table import Table
+from ..storage.files import Missing, list_files, load_table
 from ..storage.folder import Folder
 from ..storage.record import RunRecord
-from .names import rebuild
+from .names import label, rebuild, slug
+from .outcome import load_run
+from .sweep import NamedRun, Sweep
+
+_UNFINISHED = ("interrupted", "failed")
 
 
-def load(folder: str | Path) -> Run:
-    """What a run's folder holds, finished or not: metrics, trace, weights and state dict.
+def load(folder: str | Path) -> Run | Sweep:
+    """What a folder holds: a run, finished or not, or of a folder of runs the sweep that they are.
 
     Neither the problem nor Ray is needed: ``dd.load("runs/mine").state_dict()`` gives a model's weights by name, and
     ``.metrics``, ``.workers``, ``.trace``, ``.notes`` what is known of the run. One that was interrupted is as it was saved
-    last; ``ended`` is then "interrupted", or "failed" with a note that says why.
+    last; ``ended`` is then "interrupted", or "failed" with a note that says why. In a sweep, runs that have not come to
+    their end stand in its ``failed``, and a folder whose record is damaged in its ``notes``.
     """
-    place = Folder(Path(folder))
-    record, (result, warnings), names = place.record(), result_of(place), place.names()
-    try:
-        method = rebuild("algorithm", record.algorithm)
-    except BadInput:  # a user's own
-        method = None
-    try:
-        loaded = place.load()
-    except Damaged as error:
-        if result is None:
-            raise
-        if "returned_version" in result:  # what it left is not where it ended
-            said = "It was stopped early, so its last state is lost; the model that it returned is in model.safetensors."
-            raise Damaged(f"{error} {said}") from None
-        return _finished(place, record, result, method, None, names, [str(error)])
-    if loaded is None:
-        x = place.start()
-        empty = Table.of([], ("time", "version", "objective"))
-        state, nothing = State(x, 0), Recorder().trace()
-        notes = (*warnings, f"it could not go on: {place.failure()}") if place.failure() else tuple(warnings)
-        ended = "failed" if place.failure() else "interrupted"
-        return Run(method, None, state, nothing, empty, 0.0, ended, None, place.path, notes, names=names)
-    content, rows, problems = loaded
-    if result is not None and not problems and result.get("moment") != content["moment"]:
-        problems.append("the last checkpoint is missing")
-    state = _state(content["state"])
-    if result is not None and not (problems and "returned_version" in result):  # its last weights are not those it left
+    require_path("folder", folder)
+    path = Path(folder)
+    if not path.is_dir():
+        raise BadInput(
+            f"{path} is not the folder of a run: there is no such folder. Give that of a run, a comparison or a sweep."
+        )
+    return load_run(path) if (path / "config.json").exists() else load_runs(path)
+
+
+def load_runs(folder: Path, tell: Callable[[float, str], None] | None = None) -> Sweep:
+    """The runs in a folder as one sweep; ``tell`` is told the share that is read."""
+    paths = [path.parent for path in list_files(folder, "*/config.json")]
+    records: dict[Path, RunRecord] = {}
+    notes = []
+    for path in paths:
         try:
-            return _finished(place, record, result, method, None if problems else state, names, problems)
-        except BadInput as error:
-            warnings = [f"{str(error).rstrip('.')}; what the last checkpoint has is taken"]
-    evaluation = content["evaluation"]
-    best = None if evaluation["best"] is None else Best(**evaluation["best"])
-    best = best if best is not None and best.x is not None else None
-    trace = Trace(rows, content["events"])
-    metrics = Table.of(metric_rows(evaluation["metrics"]), evaluation["metrics"]["names"])
-    workers = WorkerRows.loaded(evaluation["workers"]).table()
-    older = [f"{problem}; an older checkpoint was used" for problem in problems]
-    ended, notes = "interrupted", (*warnings, *older, *troubles(content["events"]))
-    if place.failure():
-        ended, notes = "failed", (*notes, f"it could not go on: {place.failure()}")
-    return Run(
-        *(method, None, state, trace, metrics, content["now"], ended, None, place.path, notes, workers, best),
-        names=names,
-    )
+            records[path] = Folder(path).record()
+        except (BadInput, NotSaved) as error:
+            notes.append(f"{path.name} is left out: {str(error).rstrip('.')}")
+    if not records:
+        damaged = f" ({notes[0]})" if notes else ""
+        raise BadInput(
+            f"{folder} is not the folder of a run, and holds none{damaged}; expected a config.json in it or in its folders."
+        )
+    runs: list[Run | None] = []
+    failed: dict[int, str] = {}
+    for k, path in enumerate(records):
+        if tell is not None:
+            tell(k / len(records), f"{k} of {len(records)} runs read")
+        try:
+            run = load_run(path)
+        except (BadInput, NotSaved) as error:
+            failed[k] = str(error)
+            runs.append(None)
+            continue
+        if run.ended in _UNFINISHED:
+            why = f" ({run.notes[-1]})" if run.ended == "failed" and run.notes else ""
+            failed[k] = f"{run.ended} at version {run.version}{why}; go on with: dualdelay resume {path}"
+        runs.append(None if k in failed else run)
+    names = _names(folder, records, notes)
+    methods = [record.algorithm for record in records.values()]
+    points = [NamedRun(own, _method(one), method_settings(one)) for own, one in zip(names, methods, strict=True)]
+    return Sweep(points, _alike(runs), failed, notes)
 
 
-def result_of(place: Folder) -> tuple[dict[str, Any] | None, list[str]]:
-    """How a run ended, if it did, and what is wrong with that."""
+def _alike(runs: Sequence[Run | None]) -> list[Run | None]:
+    """The runs with those metrics alone that all of them have, for one table."""
+    all_metrics = [list(run.metrics) for run in runs if run is not None]
+    common = [name for name in all_metrics[0] if all(name in names for names in all_metrics)] if all_metrics else []
+    return [
+        run if run is None else replace(run, metrics=Table({name: run.metrics[name] for name in common})) for run in runs
+    ]
+
+
+def _names(folder: Path, records: Mapping[Path, RunRecord], notes: list[str]) -> list[dict[str, Any]]:
+    """Each run's names in the sweep's table: method, seed, and what else is not the same for all."""
+    given = _given_labels(folder, notes)
+    several = {axis: texts for axis in ("problem", "speeds") if (texts := _texts(axis, list(records.values())))}
+    names = []
+    for k, (path, record) in enumerate(records.items()):
+        method = record.algorithm
+        called = [name for name, seed in given if seed == record.seed and f"{path.name}-".startswith(f"{slug(name)}-")]
+        text = max(called, key=len, default="") or method_label(method)
+        own = {"algorithm": text, "seed": record.seed}
+        own |= {} if "name" in method else {"method": str(method.get("class"))}
+        names.append(own | {axis: texts[k] for axis, texts in several.items()})
+    return names
+
+
+def _given_labels(folder: Path, notes: list[str]) -> list[tuple[str, int]]:
+    """What a comparison called its methods, each with the seeds that it had; the folders' names begin with it."""
     try:
-        return place.result(), []
-    except Damaged as error:
-        return None, [f"{error}; what the last checkpoint has is taken"]
+        columns, _ = load_table(folder / "comparison.parquet")
+    except Missing:
+        return []
+    except (BadInput, NotSaved) as error:
+        notes.append(str(error).rstrip("."))
+        return []
+    if not columns.keys() >= {"algorithm", "seed"}:
+        return []
+    pairs = dict.fromkeys(zip(columns["algorithm"].tolist(), columns["seed"].tolist(), strict=True))
+    return [(str(name), int(seed)) for name, seed in pairs]
 
 
-def _finished(
-    place: Folder,
-    record: RunRecord,
-    result: Mapping[str, Any],
-    method: Algorithm[Any] | None,
-    state: State | None,
-    names: Names,
-    problems: Sequence[str] = (),
-) -> Run:
-    """A finished run, from the files that it left behind; without its last state, that is made of its model."""
-    metrics, like = place.table("metrics"), place.start() if state is None else state.weights
-    weights = names.flat(place.weights("model"), like)
-    if state is None:
-        state = State(weights, 0, version=int(result["updates"]))
-    best = best_of(place, record, result, metrics, like)
-    time, notes = float(result["time"]), (*result["notes"], *problems)
-    return Run(
-        *(method, None, state, place.trace(), metrics, time, result["ended"], result["audit"], place.path, notes),
-        *(place.table("workers"), best, weights),
-        names=names,
-    )
-
-
-def best_of(place: Folder, record: RunRecord, result: Mapping[str, Any], metrics: Table, like: Tensor) -> Best | None:
-    """The best model of a finished run; its last evaluation, which is in no checkpoint, may have found it."""
-    if result.get("best_version") is None:
+def _method(description: Mapping[str, Any]) -> Algorithm[Any] | None:
+    """A recorded method; None if it is a user's own."""
+    try:
+        method: Algorithm[Any] = rebuild("algorithm", description)
+    except BadInput:
         return None
-    best = Best.by(record.keep_best or "", tuple(metrics))
-    best.value, best.version = float(result["best_value"]), int(result["best_version"])
-    best.x = place.names().flat(place.weights("best"), like)
-    for row in metrics.rows():
-        if row["version"] == best.version and row.get(best.metric) == best.value:
-            best.answered, best.share = row.get("answered", -1.0), row.get("share", -1.0)
-    return best
+    return method
 
 
-def _state(saved: Mapping[str, Any]) -> State:
-    """What the server knew, as far as every method's state has it."""
-    kind = AggregateState if "total" in saved and "table" in saved else State
-    state = kind(saved["weights"], saved["workers"])
-    for field in fields(kind):
-        if field.name in saved:
-            setattr(state, field.name, saved[field.name])
-    return state
+def method_settings(description: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a recorded method; those of a user's own are read in its repr, as far as they are plain values."""
+    if "name" in description:
+        return {key: value for key, value in description.items() if key != "name"}
+    try:
+        written = ast.parse(str(description.get("repr")), mode="eval").body
+    except (SyntaxError, ValueError):
+        return {}
+    values = {}
+    for keyword in written.keywords if isinstance(written, ast.Call) else ():
+        with contextlib.suppress(ValueError):
+            values[str(keyword.arg)] = ast.literal_eval(keyword.value)
+    return values
+
+
+def method_label(description: Mapping[str, Any]) -> str:
+    """The text that legends and tables have for a recorded method."""
+    method = _method(description)
+    return str(description.get("repr") or description.get("class")) if method is None else label(method)
+
+
+def _texts(axis: str, records: Sequence[RunRecord]) -> list[str]:
+    """A text for each run's problem or speeds; none if runs of one seed have the same."""
+    kinds: dict[int, list[str]] = {}  # by seed: those that are not the same
+    for record in records:
+        kind, own = _kind(axis, record), kinds.setdefault(record.seed, [])
+        own += [] if kind in own else [kind]
+    if max(map(len, kinds.values())) == 1:
+        return []
+    values = [getattr(record, axis) or {"name": "real workers"} for record in records]
+    keys = dict.fromkeys(key for one in values for key in one if key not in ("name", "seed", "class", "repr", "has"))
+    varied = [key for key in keys if any(one.get(key) != values[0].get(key) for one in values)]
+    texts, places = [], [kinds[record.seed].index(_kind(axis, record)) for record in records]
+    for one in values:
+        inside = ",".join(f"{key}={one[key]}" for key in varied if key in one)
+        name = str(one.get("repr") or one.get("name") or one.get("class"))
+        texts.append(f"{name}[{inside}]" if inside else name)
+    of_text = {text: {place for other, place in zip(texts, places, strict=True) if other == text} for text in texts}
+    return [text if len(of_text[text]) == 1 else f"{text} ({place})" for text, place in zip(texts, places, strict=True)]
+
+
+def _kind(axis: str, record: RunRecord) -> str:
+    """What is equal for runs of one seed on the same problem, or at the same speeds."""
+    return record.fingerprint if axis == "problem" else json.dumps([record.speeds, record.fleet], sort_keys=True)

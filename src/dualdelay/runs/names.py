@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import hashlib
 import inspect
@@ -10,15 +11,18 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ..algorithms import ALGORITHMS
+from ..core import own_code
 from ..core.errors import BadInput, DualDelayError, nearest, shortened, shown
 from ..core.texts import literal, parse_call, require_parameters, require_text, split
 from ..problems import PROBLEMS
 from ..simulation import SPEEDS
 from ..simulation.link import Link
 from ..workers.ray_fleet import RayFleet
+from . import own
 
 _ALTERNATIVES = 10_000  # that one text may stand for
 
@@ -32,16 +36,23 @@ REGISTRIES: dict[str, dict[str, Any]] = {
     "fleet": {"ray": RayFleet},
 }
 
+HEADINGS = {"algorithm": "algorithms", "problem": "problems", "speeds": "speeds", "fleet": "fleets"}  # that list knows
+
+
+def known(kind: str, name: str) -> Any:
+    """The class of that name, ours or another's that was imported or is installed; None if there is none."""
+    return REGISTRIES[kind].get(name) or own.registered(kind, name)
+
 
 def parameters(kind: Any) -> dict[str, inspect.Parameter]:
     """What a class takes, by name; the settings of a small value among them, such as ``FaultPolicy``, one by one."""
-    known: dict[str, inspect.Parameter] = {}
+    taken: dict[str, inspect.Parameter] = {}
     for name, parameter in inspect.signature(kind).parameters.items():
         if _is_group(parameter.default):
-            known |= parameters(type(parameter.default))
+            taken |= parameters(type(parameter.default))
         elif parameter.kind is not parameter.VAR_KEYWORD:
-            known[name] = parameter
-    return known
+            taken[name] = parameter
+    return taken
 
 
 def _is_group(value: Any) -> bool:
@@ -50,7 +61,7 @@ def _is_group(value: Any) -> bool:
 
 
 def _is_registered(value: Any) -> bool:
-    return any(type(value) is known for registry in REGISTRIES.values() for known in registry.values())
+    return any(type(value) is ours for registry in REGISTRIES.values() for ours in registry.values())
 
 
 def _grouped(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,17 +76,26 @@ def _grouped(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def build(kind: str, name: str, values: Mapping[str, Any]) -> Any:
     """Make the algorithm, problem or speed model of that name."""
-    registry = REGISTRIES[kind]
-    if name not in registry:
-        raise BadInput(f"there is no {kind} {shown(name)}; {nearest(name, registry)}")
-    require_parameters(name, parameters(registry[name]), values)
+    thing = known(kind, name)
+    if thing is None:
+        raise BadInput(f"there is no {own.word(kind)} {shown(name)}; {_hint(kind, name)}")
+    if kind == "problem" and not isinstance(thing, type):  # a function that a plugin offers
+        return own.make_problem(name, thing, values)
+    require_parameters(name, parameters(thing), values)
     try:
-        return registry[name](**_grouped(registry[name], values))
+        return thing(**_grouped(thing, values))
     except DualDelayError:
         raise
     except Exception as error:  # whatever becomes of a value that nobody thought of
         why = shortened(str(error) or type(error).__name__)
         raise BadInput(f"{name} cannot be made from {shown(dict(values))}: {why}") from error
+
+
+def _hint(kind: str, name: str) -> str:
+    """What to do about a name that nothing of a kind has: a file of that name may have been meant."""
+    if kind in own.IMPORTED and name.isidentifier() and len(name) < _LONGEST_FOLDER and Path(f"{name}.py").is_file():
+        return f"{name}.py is here: to take it from there, add --import {name}.py"
+    return nearest(name, [*REGISTRIES[kind], *own.everything(kind)], f"dualdelay list {HEADINGS.get(kind, 'all')}")
 
 
 def call(text: str, **defaults: Any) -> tuple[str, dict[str, Any]]:
@@ -84,11 +104,18 @@ def call(text: str, **defaults: Any) -> tuple[str, dict[str, Any]]:
 
 
 def parse(kind: str, text: str, **defaults: Any) -> Any:
-    """Make what a text such as ``dude[lr=0.05]`` names; ``defaults`` fill in what it has and the text leaves out."""
+    """Make what a text such as ``dude[lr=0.05]`` names; ``defaults`` fill in what it has and the text leaves out.
+
+    A problem may be code of the user's own, ``mine.py:problem``, and then a function of the seed.
+    """
     name, values = call(text, **defaults)
-    if name in REGISTRIES[kind]:
-        known = parameters(REGISTRIES[kind][name])
-        values = {key: value for key, value in defaults.items() if key in known} | values
+    if kind == "problem":
+        own_code.require_function(name)
+    if kind == "problem" and own_code.names_code(name):
+        return own.make_problem(name, own_code.find(name), values)
+    if defaults and (thing := known(kind, name)) is not None:
+        taken = parameters(thing)
+        values = {key: value for key, value in defaults.items() if key in taken} | values
     return build(kind, name, values)
 
 
@@ -109,8 +136,8 @@ def alternatives(text: str) -> list[str]:
 
 def _value(text: str, defaults: Mapping[str, Any]) -> Any:
     value, name = literal(text), text.partition("[")[0]
-    for kind, registry in REGISTRIES.items():
-        if value == text and name in registry and "[" in text:
+    for kind in REGISTRIES:
+        if value == text and "[" in text and known(kind, name) is not None:
             return parse(kind, text, **defaults)
     return value
 
@@ -129,8 +156,8 @@ def settings(thing: Any) -> dict[str, Any]:
 def describe(thing: Any) -> dict[str, Any]:
     """A thing as plain values: its name and settings, or for a class that is not in our tables its Python name alone."""
     for registry in REGISTRIES.values():
-        for name, known in registry.items():
-            if type(thing) is known:
+        for name, ours in registry.items():
+            if type(thing) is ours:
                 try:
                     return {"name": name} | {key: _plain(value) for key, value in settings(thing).items()}
                 except TypeError:
@@ -178,12 +205,36 @@ def rebuild(kind: str, description: Mapping[str, Any], given: Any = None, *, ver
             raise BadInput(f"the recorded {kind} is {was}, but {now} was given; pass the same.")
         return given
     if not isinstance(description.get("name"), str):
+        if (thing := _of_own_class(kind, description)) is not None:
+            return thing
         raise BadInput(
             f"the recorded {kind} is a {description.get('class')}, which cannot be built from its name. Pass it again, in "
             f"Python: dd.{verb}(folder, {kind}=...)."
         )
     values = {key: _rebuilt(value) for key, value in description.items() if key != "name"}
     return build(kind, description["name"], values)
+
+
+def _of_own_class(kind: str, description: Mapping[str, Any]) -> Any:
+    """A thing of a class that was imported or is installed, from its recorded repr; None unless it gives just that."""
+    kind_of_thing = own.of_class(kind, str(description.get("class")))
+    if kind_of_thing is None:
+        return None
+    try:
+        written = ast.parse(str(description.get("repr")), mode="eval").body
+        if not isinstance(written, ast.Call) or written.args:
+            return None
+        values = {str(setting.arg): ast.literal_eval(setting.value) for setting in written.keywords}
+        thing = kind_of_thing(**values)
+    except (
+        SyntaxError,
+        ValueError,
+        TypeError,
+        RecursionError,
+        MemoryError,
+    ):  # it was made from something else than numbers
+        return None
+    return thing if describe(thing) == description else None
 
 
 def _rebuilt(value: Any) -> Any:
@@ -197,9 +248,9 @@ def _rebuilt(value: Any) -> Any:
 def label(thing: Any) -> str:
     """The short text for legends and tables: the name, and the settings that are not the defaults."""
     description = describe(thing)
-    name = str(description.get("name", description.get("class")))
-    known = parameters(type(thing))
-    changed = {key: v for key, v in settings(thing).items() if key in known and _differs(v, known[key].default)}
+    name = str(description.get("name") or own.name_of(thing) or description.get("class"))
+    taken = parameters(type(thing))
+    changed = {key: v for key, v in settings(thing).items() if key in taken and _differs(v, taken[key].default)}
     inside = ",".join(f"{key}={_text(value)}" for key, value in changed.items())
     return f"{name}[{inside}]" if inside else name
 
@@ -227,5 +278,20 @@ def slug(text: str) -> str:
 
 
 def stem(label: str, seed: int, *places: str) -> str:
-    """The name of a run's folder among those of others."""
-    return "-".join([slug(label), *places, f"seed{seed}"])
+    """The name of a run's folder among those of others; ``places`` tell its problem and its speeds from other ones."""
+    if not places:
+        return f"{slug(label)}-seed{seed}"
+    parts = "-".join([slug(label), *map(distinct, places)])
+    return f"{slug(parts)}-seed{seed}"
+
+
+_PLAIN = re.compile(r"[\w.:]+(\[\w+=[\w.+]+(,\w+=[\w.+]+)*\])?", re.ASCII)  # what a slug keeps apart
+_LONGEST_PLACE = 60
+
+
+def distinct(text: str) -> str:
+    """A label as part of a folder's name that no other label has, if need be by a digest."""
+    name = slug(text)
+    if _PLAIN.fullmatch(text) and len(name) <= _LONGEST_PLACE:
+        return name
+    return f"{name[:_LONGEST_PLACE].rstrip('-')}-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:8]}"

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from functools import cached_property
+from html import escape
 from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
@@ -46,11 +47,42 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
+class _Place:
+    """A place in a notebook's cell whose text is replaced, and taken away in the end: nothing of it is stored."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def show(self, text: str, share: float | None = None) -> None:
+        """Put this text there instead of what was there, beside a bar."""
+        import IPython.display
+
+        bar = "" if share is None else f"<progress value='{share:.3f}' style='vertical-align:middle'></progress> "
+        data = {"text/plain": text, "text/html": f"<pre style='margin:0'>{bar}{escape(text)}</pre>"}
+        if self._handle is None:
+            display: Any = IPython.display.display
+            self._handle = display(data, raw=True, display_id=True)
+        else:
+            self._handle.update(data, raw=True)
+
+    def clear(self) -> None:
+        """Leave nothing there."""
+        if self._handle is not None:
+            self._handle.update({}, raw=True)
+            self._handle = None
+
+
+def _notebook() -> _Place | None:
+    """A place in the cell that is being run, if this is a notebook's kernel."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return None if getattr(shell, "kernel", None) is None else _Place()
+
+
 class _Progress:
     """How much of something is done, on standard error, once it has taken more than ``after`` seconds.
 
     Done is the share of ``updates`` or of the time ``until``, whichever is larger. Where there is no terminal to draw on, a
-    line is printed every ``lines`` seconds instead.
+    line is printed every ``lines`` seconds instead; in a notebook it is replaced by the next, and taken away in the end.
     """
 
     _pause = 0.0  # seconds between two pictures
@@ -65,7 +97,13 @@ class _Progress:
         console: Console | None = None,
     ) -> None:
         self._subject, self._updates, self._until, self._after, self._lines = subject, updates, until, after, lines
-        self._console = Console(file=sys.stderr) if console is None else console
+        self._place = _notebook() if console is None else None
+        if (
+            console is None
+        ):  # a notebook's standard error says that it is a terminal, and rich's own views there leave traces
+            plain = None if self._place is None else False
+            console = Console(file=sys.stderr, force_jupyter=plain, force_terminal=plain)
+        self._console = console
         self._drawing = self._console.is_terminal  # which rich finds out anew, at length, whenever it is asked
         self._began = self._shown = time.perf_counter()
         self._first: tuple[float, float] | None = None  # share and moment: a resumed run does not begin at nothing
@@ -78,6 +116,8 @@ class _Progress:
 
     def close(self) -> None:
         """Take it away."""
+        if self._place is not None:
+            self._place.clear()
 
     @cached_property
     def _label(self) -> str:
@@ -86,7 +126,8 @@ class _Progress:
     def _is_due(self) -> bool:
         """Whether it is time to show something again."""
         now = time.perf_counter()
-        if now - self._began < self._after or now - self._shown < (self._pause if self._drawing else self._lines):
+        pause = self._pause if self._drawing else self._lines if self._place is None else min(1.0, self._lines)
+        if now - self._began < self._after or now - self._shown < pause:
             return False
         self._shown = now
         return True
@@ -102,6 +143,9 @@ class _Progress:
 
     def _print(self, share: float, text: str) -> None:
         line = f"{self._label}: {100 * share:3.0f}%  {text}".rstrip()
+        if self._place is not None:
+            self._place.show(line, share)
+            return
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -114,6 +158,7 @@ class _Bar(_Progress):
 
     def close(self) -> None:
         """Take the bar away."""
+        super().close()
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -187,8 +232,16 @@ class WorkersView(_Progress):
         logging.getLogger("dualdelay").addHandler(self._messages)
         return self
 
+    def say(self, text: str) -> None:
+        """Say something before the first picture."""
+        if self._place is not None:
+            self._place.show(text)
+        else:
+            print(text, file=sys.stderr)
+
     def close(self) -> None:
         """Take the view away."""
+        super().close()
         logging.getLogger("dualdelay").removeHandler(self._messages)
         if self._live.is_started:
             self._live.stop()

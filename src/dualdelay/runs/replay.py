@@ -20,7 +20,7 @@ from ..engine.evaluation import Best
 from ..engine.events import EventKind
 from ..engine.loop import Loop
 from ..engine.result import Run
-from ..engine.trace import Column
+from ..engine.table import Column
 from ..storage.files import Damaged
 from ..storage.folder import Folder, digest_of
 from ..storage.record import RunRecord

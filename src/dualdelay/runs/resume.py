@@ -21,9 +21,9 @@ from ..storage.folder import Folder, Saved
 from ..storage.record import RunRecord
 from ..workers.settings import WorkerFleet
 from .fleets import make_loop, open_fleet
-from .load import best_of, result_of
 from .names import rebuild
 from .optimizer import Maker
+from .outcome import best_of, result_of
 from .record import GivenAgain, spec_of
 from .runner import Member, Runner, result, starting_workers
 from .settings import Reporting, SimulatedFleet, Watch

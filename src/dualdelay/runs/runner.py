@@ -18,7 +18,7 @@ from ..core.errors import RunFailed
 from ..engine.loop import Loop, passed
 from ..engine.monitor import Monitor
 from ..engine.result import Run, plain, troubles
-from ..engine.trace import Table
+from ..engine.table import Table
 from ..simulation.gradients import Batcher
 from ..simulation.local_fleet import LocalFleet
 from ..storage.files import pack
@@ -30,7 +30,11 @@ from .spec import RunSpec
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM, after the run was saved."""
+    """Ctrl-C or SIGTERM, after the run was saved; the message says what was saved, and in Python how to go on."""
+
+    def __init__(self, saved: str, way_on: str = "") -> None:
+        self.saved = saved
+        super().__init__(f"{saved}; {way_on}" if way_on else saved)
 
 
 @dataclass
@@ -246,7 +250,7 @@ class Runner:
         self._save_and_leave()
         folder = self.members[0].folder
         assert folder is not None
-        return Interrupted(f"saved after {self.loop.state.version} updates in {folder.path}; dd.resume goes on")
+        return Interrupted(f"saved after {self.loop.state.version} updates in {folder.path}", "dd.resume goes on")
 
     def _save_and_leave(self, why: str = "") -> None:
         """Save a run that does not come to its end, with a model and metrics that can be used as they are."""
@@ -269,7 +273,8 @@ class Runner:
         try:
             self._save_and_leave(why)
         except RunFailed as error:
-            return f"The last checkpoint stands ({error}); go on with {way_on}."
+            stands = "The last checkpoint stands" + ("" if str(error) == why else f" ({error})")
+            return f"{stands}; go on with {way_on}."
         return f"It is saved after {self.loop.state.version} updates; go on with {way_on}."
 
 
@@ -297,7 +302,7 @@ def run_together(
                     batcher.compute()
                 report((len(runners) - len(under_way) + sum(runner.done for runner in under_way)) / len(runners))
                 if interrupted[0]:
-                    raise Interrupted("the runs were saved; the same sweep goes on where they are")
+                    raise Interrupted("the runs were saved", "the same sweep goes on where they are")
         except BaseException:
             for runner in under_way:
                 if runner is not acting:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,8 +24,8 @@ def showing(
     if not progress:
         yield reporting
     elif real:
-        print("real workers: Ray and their processes take some seconds to start", file=sys.stderr)
         with WorkersView(subject, updates, time) as view:
+            view.say("real workers: Ray and their processes take some seconds to start")
             yield replace(reporting, log=(*reporting.log, view))
     else:
         with RunProgress(subject, updates, time) as watcher:

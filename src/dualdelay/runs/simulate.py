@@ -132,6 +132,8 @@ def run_one(
             with folder:
                 return go_on(folder, spec, folder.record(), reporting)
         spec.require_rules()
+        if isinstance(spec.fleet, WorkerFleet):
+            spec.fleet.require_fit(spec.problem.workers)  # before anybody is told that workers start
         if path is not None:
             Folder.require_new(path)  # before anything is computed for it
         with (

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import math
+import re
 import time as clock
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,16 +23,18 @@ from ..core import Algorithm, Problem
 from ..core.devices import batches, using_precision, using_threads
 from ..core.draws import Draws
 from ..core.errors import BadInput, NotSaved, RunFailed, nearest, plain_number, shown
-from ..engine.evaluation import NAMES, require_metrics
+from ..engine.evaluation import require_metrics
 from ..engine.half import Half
+from ..engine.metrics import NAMES
 from ..engine.result import Run
-from ..engine.trace import Column, Table
+from ..engine.table import Column, Table
 from ..simulation.gradients import Batcher, GradientsInBatches
 from ..simulation.local_fleet import LocalFleet
+from ..simulation.speeds import SpeedModel
 from ..storage.files import Damaged, save_table
 from ..storage.folder import Folder
 from .grouping import fitting, grouped
-from .names import label, stem
+from .names import describe, label, settings, stem
 from .record import record_of, require_same
 from .runner import Member, Runner, require_possible, run_together
 from .seeds import ProblemOf, seeded_problem, seeded_speeds, unvaried
@@ -37,6 +42,7 @@ from .settings import (
     DEFAULT_COMPUTE,
     DEFAULT_EVALUATION,
     DEFAULT_SERVER,
+    NO_LINK,
     Compute,
     Evaluation,
     Reporting,
@@ -68,23 +74,53 @@ class Point:
     seed: int
     path: Path | None
 
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Those of the method."""
+        return settings(self.algorithm)
+
+
+class Named(Protocol):
+    """A run of a table by its names and method, computed here or loaded."""
+
+    @property
+    def names(self) -> dict[str, Any]: ...
+    @property
+    def algorithm(self) -> Algorithm[Any] | None: ...
+    @property
+    def settings(self) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class NamedRun:
+    """A run of a table that is no point of a grid here, by its names and its method."""
+
+    names: dict[str, Any]
+    algorithm: Algorithm[Any] | None  # None for a user's own that was loaded
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the method
+
 
 class Sweep(Table):
     """One tidy table of all runs: a row for each evaluation, with the run's place in the grid; ``runs`` holds the runs.
 
-    ``points`` names them in the same order. ``failed`` says why a run did not come to its end, by its place in ``runs``;
-    those are None and have no rows. ``notes`` say what stays the same although the seed varies.
+    Its columns are algorithm (a label such as "dude[lr=0.05]"), seed, method ("dude"), lr and every other setting in which
+    runs of one method differ (nan or "" for one that does not have it), problem and speeds where there are several, then
+    those of ``run.metrics``. ``points`` names the runs in the same order. ``failed`` says why a run did not come to its
+    end, by its place in ``runs``; those are None and have no rows, but ``best`` and ``paired`` count them as infinitely
+    bad. ``notes`` say what stays the same although the seed varies.
     """
 
     def __init__(
-        self, points: Sequence[Point], runs: Sequence[Run | None], failed: Mapping[int, str], notes: Sequence[str] = ()
+        self, points: Sequence[Named], runs: Sequence[Run | None], failed: Mapping[int, str], notes: Sequence[str] = ()
     ) -> None:
         self.runs, self.failed, self.notes = list(runs), dict(failed), tuple(notes)
         self.points = [point.names for point in points]
-        ended = [(point.names, run) for point, run in zip(points, runs, strict=True) if run is not None]
+        places = _places(points)
+        ended = [(place, run) for place, run in zip(places, runs, strict=True) if run is not None]
         if not ended:
             raise RunFailed(f"no run came to its end; the first says: {next(iter(failed.values()))}")
-        super().__init__(_tidy(ended))
+        absent = [place for place, run in zip(places, runs, strict=True) if run is None]
+        super().__init__(_tidy(ended), list(places[0]), absent)
 
     @property
     def ended(self) -> list[tuple[str, int, Run]]:
@@ -103,7 +139,8 @@ class Sweep(Table):
 
 def one_table(name: str, run: Run) -> Table:
     """The table of one run's figure."""
-    return Table(_tidy([({"algorithm": name, "seed": 0}, run)]))
+    known = {} if run.algorithm is None else settings(run.algorithm)
+    return Sweep([NamedRun({"algorithm": name, "seed": 0}, run.algorithm, known)], [run], {})
 
 
 def _tidy(ended: Sequence[tuple[Mapping[str, Any], Run]]) -> dict[str, Column]:
@@ -111,6 +148,49 @@ def _tidy(ended: Sequence[tuple[Mapping[str, Any], Run]]) -> dict[str, Column]:
     sizes = [len(run.metrics) for _, run in ended]
     names = {name: np.repeat([names[name] for names, _ in ended], sizes) for name in ended[0][0]}
     return names | {name: np.concatenate([run.metrics[name] for _, run in ended]) for name in ended[0][1].metrics}
+
+
+def _places(points: Sequence[Named]) -> list[dict[str, Any]]:
+    """The names of each point with its method, its step and each setting in which runs of one method differ."""
+    taken = (*_AXES, "method", *NAMES)
+    known = [{k: _plain(v) for k, v in point.settings.items() if k not in taken} for point in points]
+    methods = [_method(point) for point in points]
+    values: dict[tuple[str, str], set[str]] = {}  # by method and setting
+    for method, own in zip(methods, known, strict=True):
+        for name, value in own.items():
+            values.setdefault((method, name), set()).add(json.dumps(value))
+    several = {name for (_, name), found in values.items() if len(found) > 1} | {"lr"}
+    names = [name for name in dict.fromkeys(itertools.chain(*known)) if name in several]
+    places = []
+    for point, method, own in zip(points, methods, known, strict=True):
+        place = {name: value for name, value in point.names.items() if name in ("algorithm", "seed")}
+        place |= {"method": method} if "algorithm" in place else {}
+        places.append({**place, **{name: own.get(name) for name in names}, **point.names})
+    for name in names:  # a column has values of one kind
+        column = [_plain(place[name]) for place in places]
+        numbers = all(isinstance(value, (int, float)) for value in column if value is not None)
+        if not numbers or None in column:
+            for place, value in zip(places, column, strict=True):
+                missing = math.nan if numbers else ""
+                text = value if isinstance(value, str) else json.dumps(value)
+                place[name] = missing if value is None else float(value) if numbers else text
+    return places
+
+
+def _method(point: Named) -> str:
+    """The name of a point's method: that of its class, or a text of the user's own."""
+    text = str(point.names.get("algorithm", ""))
+    return text.partition("[")[0] if point.algorithm is None or text == label(point.algorithm) else text
+
+
+def _plain(value: Any) -> Any:
+    """A setting as a number, a text or None."""
+    if value is None or isinstance(value, (int, float, str)):
+        return value
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError):
+        return label(value)
 
 
 def label_of(names: Mapping[str, Any]) -> str:
@@ -201,8 +281,35 @@ def compare(
     options = Options(updates, time, saving, evaluation, compute, server)
     table = run_points(points, options, watch=Reporting.of(watch), notes=notes)
     if saving.path is not None:
-        save_table(saving.path / "comparison.parquet", table.columns)
+        save_table(saving.path / "comparison.parquet", table)
     return table
+
+
+def grid(kind: type[Algorithm[Any]], **settings: Any) -> list[Algorithm[Any]]:
+    """A method with every combination of settings, each one value or a list of them: a grid of its own for each method.
+
+    Example:
+        >>> methods = [*dd.grid(dd.DuDe, lr=[0.01, 0.05], wait_for=[1, 3]), *dd.grid(dd.FedBuff, lr=0.05, buffer=[3, 5])]
+        >>> table = dd.compare(methods, dd.Digits(workers=10), dd.TruncatedNormalSpeeds(10, std=5.0), time=100)
+    """
+    if not isinstance(kind, type) or not issubclass(kind, Algorithm):
+        raise BadInput(f"the grid is of {shown(kind)}; expected a method's class, such as dd.DuDe.")
+    known = [field.name for field in fields(kind) if field.init]
+    for name in settings:
+        if name not in known:
+            raise BadInput(f"the grid has {name!r}, which {kind.__name__} does not; {nearest(name, known)}")
+    lists = {name: _values(name, value) for name, value in settings.items()}
+    return [kind(**dict(zip(lists, chosen, strict=True))) for chosen in itertools.product(*lists.values())]
+
+
+def _values(name: str, value: Any) -> list[Any]:
+    """The values of a setting: those of a list, or the one that was given."""
+    if getattr(value, "ndim", 0) == 1 and hasattr(value, "tolist"):  # numbers of numpy's or torch's
+        value = value.tolist()
+    values = [plain_number(one) for one in value] if isinstance(value, (list, tuple, range)) else [plain_number(value)]
+    if not values:
+        raise BadInput(f"the grid's {name!r} is {shown(value)}; expected a value, or a list of at least one.")
+    return values
 
 
 def named(algorithms: Sequence[Algorithm[Any]] | Mapping[str, Algorithm[Any]]) -> dict[str, Algorithm[Any]]:
@@ -284,21 +391,89 @@ def _points(
         "problem": _told_apart([problems[i, seeds[0]] for i in range(len(axes["problem"]))]),
         "speeds": _told_apart([fleets[j, seeds[0]].speeds for j in range(len(axes["speeds"]))]),
     }
-    seen: set[str] = set()
+    require_names(folder)
+    seen: set[tuple[Any, ...]] = set()
+    paths: set[Path | None] = set()
     for chosen in itertools.product(*(range(len(values)) for values in axes.values())):
         at = dict(zip(axes, chosen, strict=True))
         seed = axes["seed"][at["seed"]] if "seed" in axes else seeds[0]
         own = {name: axes[name][at[name]] for name in settings}
         method = _with_settings(axes["algorithm"][at["algorithm"]], own)
         name = label(method) if labels is None else labels[at["algorithm"]]
-        several = {axis: (at[axis], text[at[axis]]) for axis, text in texts.items() if len(text) > 1}
-        names = {"algorithm": name, "seed": seed, **own, **{axis: text for axis, (_, text) in several.items()}}
-        place = stem(name, seed, *(f"{axis}{k}" for axis, (k, _) in several.items()))
-        if place in seen:
+        several = {axis: text[at[axis]] for axis, text in texts.items() if len(text) > 1}
+        names = {"algorithm": name, "seed": seed, **own, **several}
+        key = (name, seed, *(at[axis] for axis in several))
+        if key in seen:
             raise BadInput(f"the grid has {names} twice; expected every run only once.")
-        seen.add(place)
-        path = None if folder is None else folder / place
-        yield Point(names, method, problems[at["problem"], seed], fleets[at["speeds"], seed], seed, path)
+        seen.add(key)
+        problem, fleet = problems[at["problem"], seed], fleets[at["speeds"], seed]
+        given: dict[str, Problem | SimulatedFleet] = {"problem": problem, "speeds": fleet}
+        places = [] if folder is None else [place_of(axes[axis][at[axis]], given[axis]) for axis in several]
+        path = path_of(folder, name, seed, places, problem, fleet)
+        if path in paths:
+            raise BadInput(f"the grid has the run {path} twice, for a problem or speeds that are the same; give each once.")
+        paths |= {path} - {None}
+        yield Point(names, method, problem, fleet, seed, path)
+
+
+def place_of(given: Any, thing: Problem | SimulatedFleet) -> str:
+    """What tells a problem or speeds from the others in folders' names, whatever else is in the grid, and in which order.
+
+    That is its label, as it was given and so without the run's seed; a digest of its own for what a label does not tell.
+    """
+    shown_as: Any
+    if isinstance(thing, Problem):
+        shown_as = given if isinstance(given, Problem) else thing
+        own = "" if given is shown_as and "name" in describe(given) else thing.fingerprint()
+    else:
+        speeds = getattr(given, "speeds", given)
+        shown_as = speeds if isinstance(speeds, SpeedModel) else thing.speeds
+        own = "" if "name" in describe(shown_as) else repr(describe(shown_as))
+        if thing.link != NO_LINK or thing.changes:
+            own += repr(
+                (describe(thing.link), [(change.kind.value, change.worker, change.time) for change in thing.changes])
+            )
+    return f"{label(shown_as)} {hashlib.sha256(own.encode()).hexdigest()[:16]}" if own else label(shown_as)
+
+
+_BY_POSITION = re.compile(r"-(problem|speeds)\d+-(speeds\d+-)?seed\d+")
+
+
+def path_of(
+    folder: Path | None, name: str, seed: int, places: Sequence[str], problem: Problem, fleet: SimulatedFleet
+) -> Path | None:
+    """The folder of a run among those of others; ``places`` tell its problem and its speeds from several.
+
+    A run that was computed when there was but one problem or one kind of speeds has a shorter name, and is the same run.
+    """
+    if folder is None:
+        return None
+    path = folder / stem(name, seed, *places)
+    fewer = [some for count in range(len(places)) for some in itertools.combinations(places, count)]
+    alone = [folder / stem(name, seed, *some) for some in fewer]
+    there = [] if path.exists() else [other for other in alone if other.exists() and _is_of(other, problem, fleet)]
+    return there[0] if there else path
+
+
+def _is_of(path: Path, problem: Problem, fleet: SimulatedFleet) -> bool:
+    """Whether a folder holds a run of this problem and these speeds."""
+    try:
+        record = Folder(path).record()
+    except BadInput:  # whatever it is, it is not such a run
+        return False
+    changes = [[change.kind.value, change.worker, change.time] for change in fleet.changes]
+    same = record.speeds == describe(fleet.speeds) and record.link == describe(fleet.link) and record.changes == changes
+    return same and record.problem == describe(problem) and record.fingerprint == problem.fingerprint()
+
+
+def require_names(folder: Path | None) -> None:
+    """Refuse a folder whose runs are named by the position of their problem or speeds in a list, as they once were."""
+    old = [path.name for path in folder.iterdir() if _BY_POSITION.search(path.name)] if folder and folder.is_dir() else []
+    if old:
+        raise BadInput(
+            f"{folder} holds runs of an earlier version, such as {old[0]}, which are named by the place of their problem "
+            "or speeds in a list: a longer list would take one for another. Choose another folder; they can be loaded."
+        )
 
 
 def _seeded_fleet(given: FleetOf, seed: int) -> SimulatedFleet:
@@ -380,7 +555,7 @@ def _require_sound(points: Sequence[Point], options: Options) -> None:
     metrics, stop = options.evaluation.metrics, options.evaluation.early_stop
     for point in points[:1]:
         require_metrics(metrics, point.problem)
-        taken = sorted({*(metrics or ()), *point.problem.metric_names} & {*point.names})
+        taken = sorted({*(metrics or ()), *point.problem.metric_names} & {*_places(points)[0]})
         if taken:
             raise BadInput(f"metrics has {taken}, which name the runs of the table; choose other names.")
     if stop is not None:

@@ -10,8 +10,8 @@ from concurrent.futures import Future
 
 from ..core import Problem
 from ..core.devices import use_threads
-from ..engine.half import Half
-from .gradients import Computed, Gradients, Key, Task
+from ..engine.half import Half, Task
+from .gradients import Computed, Gradients, Key
 
 _WORTH = 3e-3  # seconds: shorter gradients are mostly Python, and two threads of that get in each other's way
 

@@ -9,26 +9,11 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from ..core import BatchedGradients, Job, Message, Problem
+from ..core import BatchedGradients, Message, Problem
 from ..core.state import is_finite
-from ..core.work import Sent
-from ..engine.half import Half, Kept, is_replicas, parts_of
+from ..engine.half import Half, Kept, Task, is_replicas, parts_of
 
 Key = tuple[int, int]  # a job in flight: worker and draw
-
-
-class Task(NamedTuple):
-    """A job as it is computed: at which model, how many gradients, and with what its worker keeps."""
-
-    job: Job
-    model: Sent
-    steps: int = 1
-    kept: Kept | None = None
-
-    @property
-    def key(self) -> Key:
-        """Its name among those in flight."""
-        return self.job.worker, self.job.draw
 
 
 class Computed(NamedTuple):
@@ -59,7 +44,7 @@ class Gradients:
         (worker, draw, _), model = task.job, cast("Tensor", task.model)
         if self._half is None:
             return Computed(*problem.gradient(model, worker, draw))
-        done = self._half.run(problem, task.job, task.steps, task.model, task.kept)
+        done = self._half.run(problem, task)
         return Computed(done.message, done.loss, None, done.keep)
 
     def begin(self, task: Task) -> None:
@@ -213,10 +198,11 @@ def _norm(message: Message) -> Tensor:
     return torch.stack(norms).sum(0)
 
 
-def _form(value: Any) -> Hashable:
+def _form(value: object) -> Hashable:
     """What has to be the same for values to be stacked: names, shapes, and whatever is no tensor."""
     if isinstance(value, Tensor):
         return tuple(value.shape), value.dtype
     if isinstance(value, Mapping):
         return tuple((name, _form(part)) for name, part in value.items())
-    return value  # type: ignore[no-any-return]
+    assert isinstance(value, Hashable)
+    return value

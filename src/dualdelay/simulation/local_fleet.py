@@ -16,9 +16,9 @@ from ..core.jobs import NO_PARTS
 from ..core.work import Sent
 from ..engine.events import Event, EventKind
 from ..engine.fleet import NOTHING, Assignment, Fleet, Model
-from ..engine.half import Answer, Half, Kept, parts_of
+from ..engine.half import Answer, Half, Kept, Task, parts_of
 from .clocks import Clock, VirtualClock, Work
-from .gradients import Gradients, Task
+from .gradients import Gradients
 
 
 class LocalFleet(Fleet):
@@ -104,8 +104,8 @@ class LocalFleet(Fleet):
             computed = self._apart.submit(self._gradients.take, task).result()
         self._norm = computed.norm
         if self._ahead:
-            known, kept = (computed.value, computed.loss), self._held.get(event.worker)
-            done = self._half.run(self._problem, job, event.steps, task.model, kept, known)
+            task = task._replace(kept=self._held.get(event.worker))
+            done = self._half.run(self._problem, task, (computed.value, computed.loss))
         else:
             done = Answer(computed.value, computed.keep, computed.loss, event.steps)
         self._keep, message, parts = done.keep, done.message, NO_PARTS

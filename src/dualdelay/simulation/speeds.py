@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import NormalDist
+from typing import Any
 
 from ..core.draws import Draws
 from ..core.errors import BadInput, is_finite, require_kind, require_several, require_workers, shown
@@ -43,6 +44,21 @@ class SpeedModel(ABC):
             return seconds * batches
         except TypeError:  # a user's None, say, which the clock refuses by name
             return seconds
+
+    def plot(self, path: str | Path | None = None, jobs: int = 200, seed: int = 0) -> Any:
+        """A picture of how long each worker's jobs take: a matplotlib figure, also written if ``path`` is given.
+
+        jobs: how many of each worker's are drawn.
+        seed: names the draws where the model was given none.
+        """
+        from ..analysis.portraits import speeds_portrait
+
+        return speeds_portrait(self, path, jobs, seed)
+
+    def _repr_html_(self) -> str:
+        from ..analysis.html import speeds_html
+
+        return speeds_html(self)
 
 
 @dataclass(frozen=True)

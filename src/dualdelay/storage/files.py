@@ -50,7 +50,13 @@ def disk_errors(action: str, advice: str) -> Iterator[None]:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Put a file in place at once and for good: a reader sees the old one or the new one, also after a loss of power."""
+    """Put a file in place at once and for good: a reader sees the old one or the new one, also after a loss of power.
+
+    One that holds these bytes already stays as it is, with its date: repeating what is done changes nothing.
+    """
+    with suppress(OSError):
+        if path.stat().st_size == len(data) and not path.is_symlink() and path.read_bytes() == data:
+            return
     temporary = path.with_name(f".{path.name}.part")
     with disk_errors(f"write {path}", f"{INTACT}; make room or choose another folder, then resume."):
         try:

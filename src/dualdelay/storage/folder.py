@@ -23,7 +23,8 @@ from torch import Tensor
 
 from ..core.errors import BadInput, NotSaved, require_path
 from ..engine.result import Names, Run
-from ..engine.trace import ARRIVAL_COLUMNS, Course, Recorder, Table, Trace, is_trace
+from ..engine.table import Table
+from ..engine.trace import ARRIVAL_COLUMNS, Course, Recorder, Trace, is_trace
 from . import files
 from .files import Damaged, Missing
 from .locks import LOCK_FILE, InUse, Lock
@@ -335,13 +336,17 @@ class Folder:
 
     def finish(self, run: Run, result: Mapping[str, Any]) -> None:
         """Write the files of a finished run; result.json is written last, and without it the run is not finished."""
-        files.remove(self.path / "result.json")
+        before, now = None, {**result, "run": self.key}
+        with suppress(Damaged):
+            before = self.result()
+        if before is None or files.json_digest({k: v for k, v in before.items() if k != "files"}) != files.json_digest(now):
+            files.remove(self.path / "result.json")
         events = {"events": run.trace.events}
         digests = {"trace": files.save_record(self.path / "trace.parquet", run.trace.columns, self.key, events)}
         digests |= self.leave(run.metrics, run.workers, run.state_dict())
         if run.best is not None:
             digests["best"] = files.save_weights(self.path / "best.safetensors", run.state_dict(best=True), self.key)
-        files.write_json(self.path / "result.json", {**result, "run": self.key, "files": digests})
+        files.write_json(self.path / "result.json", {**now, "files": digests})
         files.remove(*self._parts())
 
     def result(self) -> dict[str, Any] | None:

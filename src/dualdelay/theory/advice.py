@@ -1,8 +1,8 @@
 """What suits given workers: how heterogeneous their data are, how stale gradients get, which method, which step, and why.
 
-The rules of thumb are those of docs/methods.md and docs/paper.md. Where vanilla ASGD ends, grad F is the pull of the fast
-workers' data, sum_i (1/n - p_i) (grad F_i - grad F) with p_i worker i's share of the gradients; so that pull, against the
-gradient that training has to bring down, says whether the bias matters.
+The rules of thumb are those of docs/results/methods.md and docs/results/paper.md. Where vanilla ASGD ends, grad F is the
+pull of the fast workers' data, sum_i (1/n - p_i) (grad F_i - grad F) with p_i worker i's share of the gradients; so that
+pull, against the gradient that training has to bring down, says whether the bias matters.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..algorithms import AutoDuDe, DuDe
+from ..algorithms.auto import AutoDuDe
+from ..algorithms.dude import DuDe
 from ..core import Problem
 from ..core.errors import MOST, BadInput, DualDelayError
 from ..runs.settings import Evaluation, Server
@@ -24,7 +25,7 @@ from .constants import FEW, Constants, Estimate, Oracle, constants
 from .staleness import Staleness, delays
 from .theorem import horizon, step_size
 
-KAPPA = AutoDuDe.lr  # a first step size, times the mean delay: docs/tuning.md
+KAPPA = AutoDuDe.lr  # a first step size, times the mean delay: docs/results/tuning.md
 IDLE = 1 / 8  # of their time that workers may wait: up to there the step grows as fast as updates get fewer
 _EVEN = 0.8  # of the gradients that synchronous SGD still has where it costs little
 _PULL = 0.1  # of the gradient, below which the fast workers' data may count for more
@@ -120,7 +121,7 @@ class Advice:
             reasons.append(
                 f"Waiting for {self.wait_for} workers costs {self.chosen.idle_share:.0%} of their time and shortens the "
                 f"mean delay to {self.chosen.tau_avg:.3g} updates: steps can be longer by about what updates get fewer. "
-                "The method auto finds such a number and its step as it goes, and was ahead in docs/tuning.md."
+                "The method auto finds such a number and its step as it goes, and was ahead in docs/results/tuning.md."
             )
         return tuple(reasons)
 

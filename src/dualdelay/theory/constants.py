@@ -17,7 +17,7 @@ from ..core.devices import using_threads
 from ..core.draws import Draws
 from ..core.errors import BadInput, plain_number, require_kind, require_threads, require_whole
 from ..core.state import State, is_finite
-from ..engine.trace import Table
+from ..engine.table import Table
 from ..problems import FullGradients, LocalSteps, Logistic, Network, Quadratic
 from ..problems.generators import seeded
 from ..problems.wrapped import Wrapped

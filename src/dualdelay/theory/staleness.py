@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ..algorithms import DuDe
+from ..algorithms.dude import DuDe
 from ..core import Problem
 from ..core.errors import BadInput, require_whole
 from ..engine.delays import delays as delays_of

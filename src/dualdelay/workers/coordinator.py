@@ -618,9 +618,7 @@ class Coordinator(Fleet):
         return {worker: held for worker, held in kept.items() if held is not None}
 
     def held(self) -> dict[int, Kept]:
-        keeping = (
-            self._keeping()
-        )  # all that they keep travels here, at each checkpoint: with large memories save less often
+        keeping = self._keeping()  # all of it travels here at each checkpoint: with large memories save less often
         known = {**self._known, **self._ask_kept(worker for worker in keeping if worker not in self._known)}
         held = {worker: known[worker] for worker in keeping if worker in known}
         held |= {record.number: record.held for record in self.records if record.held is not None}

@@ -24,6 +24,8 @@ from ..core import Problem
 from ..core.compression import size_of
 from ..core.environment import environment
 from ..core.errors import BadInput, RunFailed, is_finite, require_several, shown
+from ..core.own_code import MODULES
+from ..core.version import install_command
 from ..core.work import Sent
 from ..engine.half import Half, Kept
 from .messages import Died, JobRequest, Notice, PollRequest, Ready, Request, as_arrays, as_tensors
@@ -160,7 +162,7 @@ class RayTransport:
         try:
             import ray
         except ImportError:
-            raise BadInput("real workers need Ray, which is not installed: pip install 'dualdelay[ray]'.") from None
+            raise BadInput(f"real workers need Ray, which is not installed: {install_command('ray')}.") from None
         self._ray, self._fleet, self._problem = ray, fleet, problem
         self._output, self._pids = Output(output), dict[str, tuple[int, int]]()
         with _OurRay.lock:
@@ -176,6 +178,8 @@ class RayTransport:
         self._actors: dict[int, Any] = {}
         self._broken = False  # then Ray is not to be called any more
         try:
+            for module in MODULES.values():  # the user's files, which the workers need not have
+                ray.cloudpickle.register_pickle_by_value(module)
             self._shared = (ray.put(problem), ray.put(half))
         except Exception as error:  # whatever pickling a user's objects raises
             self.close()

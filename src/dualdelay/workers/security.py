@@ -51,7 +51,7 @@ def own_token() -> None:
     """Give a Ray that is about to be started here a token, unless the user has one or wants none."""
     if "RAY_AUTH_MODE" not in os.environ and not _has_token():
         os.environ["RAY_AUTH_TOKEN"] = _OWN
-    # what it says on standard error is said in docs/cluster.md
+    # what it says on standard error is said in docs/reference/security.md
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
 
 
@@ -75,7 +75,7 @@ def require_secure(address: str, insecure: bool) -> None:
     raise BadInput(
         f"will not use Ray at {address}: it is not this machine alone, and Ray here asks for neither a token nor a "
         "certificate, so anyone who reaches the port can run code. Set RAY_AUTH_MODE=token on every machine "
-        "(docs/cluster.md shows how), or say insecure=True if the network is closed."
+        "(docs/reference/security.md shows how), or say insecure=True if the network is closed."
     )
 
 

@@ -18,7 +18,7 @@ from ..core import Job, Problem, RunningJob
 from ..core.devices import use_threads
 from ..core.errors import BadWork
 from ..core.work import Sent, TakeGradient
-from ..engine.half import Half, Kept
+from ..engine.half import Half, Kept, Task
 from .messages import Array, Evaluated, EvaluationRequest, JobRequest, PollRequest, Reply, as_arrays, as_tensors
 
 
@@ -93,13 +93,13 @@ class Worker:
                 self._polled = max(self._polled, request.sequence)
         start, keep = time.perf_counter(), None
         try:
-            job = Job(self._worker, request.draw, request.version)
             model = self._difference(request, x) if request.serial else self._model(x)
+            task = Task(Job(self._worker, request.draw, request.version), model, request.steps, self._held)
             if request.hold or request.polled or request.steps > 1:
                 running = partial(PolledJob, partial(self._is_over, request), request.hold)
-                done = self._half.run(self._problem, job, request.steps, model, self._held, running=running)
+                done = self._half.run(self._problem, task, running=running)
             else:
-                done = self._half.run(self._problem, job, request.steps, model, self._held)
+                done = self._half.run(self._problem, task)
             value, seconds = as_arrays(done.message), time.perf_counter() - start
             reply = Reply(request, value, done.keep is not None, float(done.loss), seconds, steps=done.steps)
             keep = done.keep

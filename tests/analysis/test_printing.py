@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import dualdelay as dd
 from dualdelay.analysis.loggers import TensorBoard
-from dualdelay.analysis.reports import print_comparison, print_rows, print_run, sentence
+from dualdelay.analysis.printing import print_comparison, print_rows, print_run, sentence
 from dualdelay.engine.trace import Trace
 
 THREE = dd.Quadratic([[0.0], [6.0], [12.0]], noise=0.5)
@@ -29,10 +29,29 @@ def test_the_sentence_ranks_by_the_mean_and_names_methods_that_failed():
     sweep = dd.compare(methods, THREE, SPEEDS, seeds=[0, 1], updates=300)
     line = sentence(sweep)
     assert line.startswith("Result: at the end (their times differ) dude[lr=0.05] has the lowest objective")
-    assert line.endswith("every worker the same. vanilla[lr=1e+200] failed or diverged in 2 of 2 runs.")
+    assert "every worker the same. vanilla[lr=1e+200] failed or diverged in 2 of 2 runs." in line
     rows = {row[0]: row[-3:] for row in printed(print_comparison, sweep) if row}
     assert rows["dude[lr=0.05]"] == rows["vanilla[lr=0.05]"] == ["2", "of", "2"]
     assert rows["vanilla[lr=1e+200]"] == ["0", "of", "2"]
+
+
+def test_with_several_steps_and_seeds_each_method_is_shown_at_its_best_step_and_seed_by_seed():
+    methods = [kind(lr=lr) for kind in (dd.DuDe, dd.VanillaASGD) for lr in (0.05, 0.5, 1e200)]
+    sweep = dd.compare(methods, THREE, SPEEDS, seeds=[0, 1], updates=300)
+    rows = {row[0]: row[1:] for row in printed(print_comparison, sweep) if row}
+    best, apart = sweep.best(), sweep.paired("dude")
+    assert rows["each"][:4] == ["method", "at", "its", "best"]
+    assert rows["dude"][:2] == ["0.05", "(lowest)"] and best.edge[0] == "lowest"
+    assert rows["dude"][2:] == [f"{best['mean'][0]:.4g}", f"±{best['std'][0]:.2g}", *"----"]
+    assert rows["vanilla"][-8:] == [
+        *(f"{apart.difference[0]:.3g}", f"{apart.low[0]:.3g}", "to", f"{apart.high[0]:.3g}"),
+        *("0", "of", "2", f"{apart.p_holm[0]:.2g}"),
+    ]
+    one = dd.compare(methods[:2], THREE, SPEEDS, updates=30)  # nothing to compare seed by seed
+    rows = [row for row in printed(print_comparison, one) if row]
+    assert rows[-1][:3] == ["dude", "0.05", "(lowest)"] and len(rows[-1]) == 4
+    alone = dd.compare([dd.DuDe(lr=0.05)], THREE, SPEEDS, seeds=[0, 1], updates=30)
+    assert ["each", "method"] not in [row[:2] for row in printed(print_comparison, alone)], "nothing to choose or compare"
 
 
 def test_problems_are_not_ranked_against_each_other():
@@ -93,7 +112,7 @@ def test_tensorboard_takes_a_run_and_refuses_a_folder_that_cannot_be_written(tmp
 def test_without_tensorboard_the_error_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard", None)  # any import of it fails
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
-    with pytest.raises(dd.BadInput, match=r"tensorboard package is not installed.*pip install 'dualdelay\[tensorboard\]'"):
+    with pytest.raises(dd.BadInput, match=r"tensorboard package is not installed.*pip install"):
         TensorBoard(tmp_path)
 
 
@@ -109,3 +128,17 @@ def test_brackets_in_a_table_are_shown_as_they_are(label):
     print_rows(f"title {label}", [["head", f"h{label}"], [label, f"c{label}"]], console)
     shown = console.file.getvalue()
     assert all(part in shown for part in (f"title {label}", f"h{label}", f"c{label}"))
+
+
+def test_the_sentence_says_what_a_ranking_does_not():
+    problem, speeds = dd.Quadratic([[0.0], [6.0], [12.0]], noise=1.0), dd.FixedSpeeds([1.0, 2.0, 4.0])
+    close = [dd.DuDe(0.05), dd.algorithms.SIAG(0.05)]
+    far = [*dd.grid(dd.DuDe, lr=[0.05, 0.1]), dd.VanillaASGD(0.05)]
+    alike = dd.compare([dd.DuDe(0.05), dd.DuDe(0.05, wait_for=2)], problem, speeds, updates=20, seeds=(0, 1))
+    assert "separate" not in sentence(alike), "one method is no ranking of methods"
+    assert "With one seed nothing is known of chance" in sentence(dd.compare(close, problem, speeds, updates=20))
+    text = sentence(dd.compare(far, problem, speeds, updates=60, seeds=(0, 1, 2)))
+    assert "separate" not in text and "beyond those that were tried for dude." in text
+    doubles = {"one": dd.DuDe(0.05), "other": dd.DuDe(0.0501)}
+    again = sentence(dd.compare(doubles, problem, speeds, updates=200, seeds=(0, 1, 2)))
+    assert "The 3 seeds do not separate" in again and "95 % interval" in again

@@ -17,12 +17,16 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
+from ..core.errors import BadInput
 from ..engine.delays import used_in
 from ..engine.result import Run
+from ..engine.table import Table
 from ..runs.names import label, parameters
 from ..runs.sweep import Sweep
+from ..simulation.speeds import SpeedModel
 from ..theory.advice import KAPPA, Advice, Later
 from ..theory.constants import Constants, Estimate
+from .figures import DIVERGED
 
 _MOST_RANKED = 4  # methods that the sentence about a comparison names beside the best
 _MOST_WORKERS = 30  # rows in the table of a run's workers
@@ -53,17 +57,19 @@ def _grid(title: str, first: str, *columns: str) -> Grid:
     return grid
 
 
-def print_rows(title: str, rows: Sequence[Sequence[str]], console: Console, caption: str | None = None) -> None:
+def print_rows(
+    title: str, rows: Sequence[Sequence[str]], console: Console, caption: str | None = None, *, header: bool = True
+) -> None:
     """Print a table of texts whose first row is the headings."""
     grid = _grid(title, *rows[0])
-    grid.caption = caption
+    grid.caption, grid.show_header = caption, header
     for row in rows[1:]:
         grid.add_row(*map(Text, row))
     console.print(grid)
 
 
-def print_run(run: Run, console: Console) -> None:
-    """Print how a run ended, and what each of its workers did."""
+def print_run(run: Run, console: Console, name: str = "") -> None:
+    """Print how a run ended, and what each of its workers did; the method's name is needed where the run has none."""
     summary, trace, events = run.summary(), run.trace, Counter(event["kind"] for event in run.trace.events)
     metrics = ("objective", "pooled_loss", "accuracy", "gradient_norm")
     facts = {name.replace("_", " "): number(summary.get(name)) for name in metrics}
@@ -74,12 +80,16 @@ def print_run(run: Run, console: Console) -> None:
     facts |= {kind: f"{events[kind]:,}" for kind in ("crashed", "failed") if events[kind]}
     facts["tau_max, tau_avg"] = f"{run.delays.tau_max:,}, {number(run.delays.tau_avg)}"
     facts["audit of the sum (relative error)"] = number(run.audit)
-    grid = _grid(f"{label(run.algorithm)}: ended by {run.ended} at time {run.time:g}", "", "")
+    grid = _grid(f"{name or label(run.algorithm)}: {run.ending.removesuffix(' by time')} at time {run.time:g}", "", "")
     grid.show_header = False
     for fact in facts.items():
         grid.add_row(*fact)
     console.print(grid)
     _print_workers(run, [kind for kind in ("crashed", "failed", "rejected") if events[kind]], console)
+    ends = [float(run.metrics.objective[k]) for k in (0, -1)] if len(run.metrics) else [0.0, 0.0]
+    if 0 < ends[0] < ends[1] / DIVERGED:
+        began, ended = map(number, ends)
+        console.print(f"note: it diverged: the objective began at {began} and ended at {ended}; try a smaller lr.")
 
 
 def _print_workers(run: Run, faults: Sequence[str], console: Console) -> None:
@@ -105,7 +115,7 @@ def print_comparison(sweep: Sweep, console: Console) -> None:
 
     Methods on different problems or at different speeds stand in tables of their own: their objectives are not comparable.
     """
-    settings = sweep.settings()
+    settings, chosen = sweep.settings(), _chosen(sweep, console)
     for setting, methods in settings.items():
         times = sorted({run.time for runs in methods.values() for run in runs if run is not None})
         if not times:
@@ -128,13 +138,106 @@ def print_comparison(sweep: Sweep, console: Console) -> None:
         spread = f"mean ± standard deviation of {seeds} seeds; " if seeds > 1 else ""
         caption = f"{spread}audit: the relative error of a kept sum of gradients, if one is kept"
         print_rows(f"{setting}: {when}" if len(settings) > 1 else when, rows, console, caption)
+        if setting in chosen:
+            print_rows("each method at its best settings, and seed by seed", chosen[setting], console)
+
+
+def _chosen(sweep: Sweep, console: Console) -> dict[str, list[list[str]]]:
+    """By problem and speeds, each method at its best settings and its distance to the first method, seed by seed.
+
+    There is nothing to add where no setting is to be chosen and no seed to be compared.
+    """
+    methods = _methods(sweep)
+    first, choosing = methods[0], len({str(names["algorithm"]) for names in sweep.points}) > len(methods)
+    places = [name for name in ("problem", "speeds") if name in sweep]
+    over = [name for name in sweep.names if name not in (*places, "algorithm", "method", "seed")]
+    try:
+        best = list(sweep.best([*places, "method"], over).rows())
+        apart = list(sweep.paired(first, [*places, "method"], over=over).rows()) if len(best) > 1 else []
+    except BadInput as error:  # of runs that are not all there yet
+        console.print(f"note: no best settings: {error}")
+        return {}
+    several, tables = bool(apart) and max(row["seeds"] for row in best) > 1, dict[str, list[list[str]]]()
+    if not choosing and not several:
+        return {}
+    distances = {tuple(row[name] for name in (*places, "method")): row for row in apart}
+    for row in best:
+        heads = [
+            "method",
+            *over,
+            "objective F",
+            *([f"F less {first}'s", "95 %", "better in", "p (Holm)"] if several else []),
+        ]
+        rows = tables.setdefault(", ".join(str(row[name]) for name in places), [heads])
+        std = "" if math.isnan(row["std"]) else f" ±{number(row['std'], 2)}"
+        cells = [str(row["method"]), *(_with_edge(row, name, len(over)) for name in over), f"{number(row['mean'])}{std}"]
+        other = distances.get(tuple(row[name] for name in (*places, "method")))
+        if several and other is None:
+            cells += ["-"] * 4
+        elif several and other is not None:
+            low, high = number(other["low"], 3), number(other["high"], 3)
+            span = "-" if low == "-" else f"{low} to {high}"
+            cells += [number(other["difference"], 3), span, f"{other['wins']} of {other['n']}", number(other["p_holm"], 2)]
+        rows.append(cells)
+    return tables
+
+
+def _methods(sweep: Sweep) -> list[str]:
+    """The names of the methods in their order, those of which every run failed among them."""
+    found = {str(run["algorithm"]): str(run["method"]) for run in (*sweep.absent, *sweep.rows())}
+    return list(dict.fromkeys(found[str(names["algorithm"])] for names in sweep.points))
+
+
+def _with_edge(row: Mapping[str, Any], name: str, count: int) -> str:
+    """A chosen setting, and whether it is the lowest or highest that was tried."""
+    value = row[name]
+    edges = dict(part.rsplit(" ", 1) for part in row["edge"].split(", ") if part) if count > 1 else {name: row["edge"]}
+    edge = f" ({edges[name]})" if edges.get(name) in ("lowest", "highest") else ""
+    return f"{number(value) if isinstance(value, float) else value}{edge}"
 
 
 def sentence(sweep: Sweep) -> str:
     """What a comparison shows, in numbers: a line for each combination of problem and speeds."""
-    settings = sweep.settings()
-    lines = [_ranking(methods, f"for {setting} " if len(settings) > 1 else "") for setting, methods in settings.items()]
-    return "\n".join(f"Result: {line}" for line in lines)
+    settings, lines = sweep.settings(), []
+    for setting, methods in settings.items():
+        ranking = _ranking(methods, f"for {setting} " if len(settings) > 1 else "")
+        names = next(names for names in sweep.points if str(names["algorithm"]) in methods and _setting(names) == setting)
+        table = sweep.where(**{name: names[name] for name in _SETTING if name in names})
+        lines.append(" ".join([f"Result: {ranking}", *_caveats(table)]))
+    return "\n".join(lines)
+
+
+_SETTING = ("problem", "speeds")
+
+
+def _setting(names: Mapping[str, Any]) -> str:
+    return ", ".join(str(names[name]) for name in _SETTING if name in names)
+
+
+def _caveats(table: Table) -> list[str]:
+    """What a ranking of methods does not say: how sure it is, and whether better settings may lie beyond those tried."""
+    over = [name for name in table.names if name not in (*_SETTING, "algorithm", "method", "seed")]
+    try:
+        best = sorted(table.best("method", over).rows(), key=lambda row: float(row["mean"]))
+        if len(best) < 2:
+            return []
+        apart = {row["method"]: row for row in table.paired(best[0]["method"], "method", over=over).rows()}
+    except BadInput:  # of runs that are not all there yet
+        return []
+    second = apart[best[1]["method"]]
+    if second["n"] == 1:
+        doubt = "With one seed nothing is known of chance: --seeds 0 1 2 or more."
+    elif second["low"] > 0:
+        doubt = ""
+    else:
+        span = f"{number(second['low'], 3)} to {number(second['high'], 3)}"
+        doubt = (
+            f"The {second['n']} seeds do not separate {best[0]['method']} from {second['method']} (95 % interval of the "
+            f"difference: {span})."
+        )
+    edges = [row["method"] for row in best if any(word in row["edge"] for word in ("lowest", "highest"))]
+    beyond = f"Better settings may lie beyond those that were tried for {', '.join(edges)}." if edges else ""
+    return [text for text in (doubt, beyond) if text]
 
 
 def _ranking(methods: Mapping[str, Sequence[Run | None]], where: str) -> str:
@@ -236,12 +339,13 @@ def _print_heterogeneity(advice: Advice, console: Console) -> None:
 def print_kind(heading: str, registry: Mapping[str, Any], console: Console) -> None:
     """Print the names in a registry, each with its settings and its first sentence."""
     grid = _grid(heading, "name")
-    grid.add_column("settings")
     grid.add_column("what it does")
+    grid.add_column("settings")
     for name, thing in registry.items():
-        settings = [p.name if p.default is p.empty else f"{p.name}={p.default}" for p in _nameable(thing)]
+        given = [parameter for parameter in _nameable(thing) if not _of_the_problem(thing, parameter)]
+        settings = [p.name if p.default is p.empty else f"{p.name}={p.default}" for p in given]
         first = (inspect.getdoc(thing) or "").split("\n\n")[0].replace("``", "")
-        grid.add_row(*map(Text, (name, ", ".join(settings), first)))
+        grid.add_row(*map(Text, (name, " ".join(first.split()), ", ".join(settings))))
     console.print(grid)
 
 
@@ -252,12 +356,18 @@ def print_one(name: str, thing: Any, console: Console) -> None:
     for parameter in _nameable(thing):
         if parameter.name in notes:
             default = "needed" if parameter.default is parameter.empty else f"default {parameter.default}"
+            default = "taken from the problem" if _of_the_problem(thing, parameter) else default
             console.print(f"  {parameter.name} ({default}): {notes[parameter.name]}")
     if hasattr(thing, "away"):
         console.print(f"\nA worker that is away: {thing.away or 'refused, for the method has no rule for it'}.")
-    needed = [p.name for p in parameters(thing).values() if p.default is p.empty]
+    needed = [p.name for p in parameters(thing).values() if p.default is p.empty and not _of_the_problem(thing, p)]
     text = f"{name}[{','.join(f'{key}=...' for key in needed)}]" if needed else name
     console.print(f"\nWrite it as '{text}'{'' if needed else f', or with settings as {name}[setting=value,...]'}.")
+
+
+def _of_the_problem(thing: Any, parameter: inspect.Parameter) -> bool:
+    """Whether a setting can be left out on the shell, where the problem decides: the workers of a speed model."""
+    return isinstance(thing, type) and issubclass(thing, SpeedModel) and parameter.name == "n"
 
 
 def _nameable(thing: Any) -> list[inspect.Parameter]:
@@ -270,11 +380,12 @@ def _setting_notes(thing: Any) -> dict[str, str]:
     """The docstring under each field of a dataclass, of its base classes and of the small values among its settings."""
     notes: dict[str, str] = {}
     groups = {type(parameter.default) for parameter in inspect.signature(thing).parameters.values()}
-    for base in (*groups, *reversed(thing.__mro__)):
+    for base in (*groups, *reversed(getattr(thing, "__mro__", ()))):
         if dataclasses.is_dataclass(base) and isinstance(base, type):
             body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
             assert isinstance(body, ast.ClassDef)
             for field, text in zip(body.body, body.body[1:], strict=False):
                 if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-                    notes[ast.unparse(field.target)] = " ".join(str(text.value.value).replace("``", "").split())
+                    first = inspect.cleandoc(str(text.value.value)).split("\n\n")[0]  # the rest is for authors of methods
+                    notes[ast.unparse(field.target)] = " ".join(first.replace("``", "").split())
     return notes
