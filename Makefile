@@ -1,12 +1,16 @@
-# make demo   train three methods on digits over ten heterogeneous workers and draw the figure
-# make pages  write the parts of the pages anew that are read from the source
-# make test   format check, lint, types and tests, the numeric ones also as on another kind of processor
+# make demo         train three methods on digits over ten heterogeneous workers and draw the figure
+# make test         format check, lint, types and tests, the numeric ones also as on another kind of processor
+# make docs         build the documentation site into build/docs, warnings as errors
+# make notebooks    execute the notebooks
+# make pages        write the parts of the pages anew that are read from the source
+# make dist         build the sdist and the wheel into dist/, and check what a registry would check
+# make install-test install the wheel with pip into empty environments, without extras and with all, and use it there
 PYTHON ?= python3
 BIN := .venv/bin
 # pip would compile all of torch and Ray: a module is compiled when it is first imported, and that is kept
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test pages clean
+.PHONY: demo test real types numeric offered browser docs notebooks pages dist install-test clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -19,17 +23,53 @@ demo: .venv/ready
 	    --problem 'digits[workers=10,split=label]' --speeds 'truncated_normal[std=5]' \
 	    --time 800 --folder runs/demo
 
-test: .venv/ready
+test: .venv/ready browser
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/pytest -n 2 --dist worksteal -m 'not real'
-	ATEN_CPU_CAPABILITY=$$($(BIN)/python tests/other_processor.py) $(BIN)/pytest -n 2 --dist worksteal -m numeric
+	$(BIN)/pytest -n 2 --dist worksteal -m 'not real and not install' $(addprefix --ignore=,$(OFFERED))
+	$(MAKE) --no-print-directory -j 2 real types numeric offered
+
+# real workers wait for one another most of the time: all these are checked on the core that is left
+real: .venv/ready
 	$(BIN)/pytest -m real
+
+types: .venv/ready
+	$(BIN)/mypy
+
+# as another kind of processor; ARGUMENTS=--every-case leaves no case out
+numeric: .venv/ready
+	ATEN_CPU_CAPABILITY=$$($(BIN)/python tests/other_processor.py) $(BIN)/pytest -m numeric $(ARGUMENTS)
+
+# what people are offered: the wheel, the site, the notebooks
+OFFERED := tests/packaging tests/docs/test_site.py tests/notebooks
+offered: .venv/ready
+	$(BIN)/pytest -m 'not real and not install' $(OFFERED)
+
+# the tests of pages and reports drive a browser; what has none skips them and says so
+browser:
+	@command -v chromium || command -v chromium-browser || command -v google-chrome || { \
+	    [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && \
+	    { apt-get install -y --no-install-recommends chromium || \
+	      { apt-get update && apt-get install -y --no-install-recommends chromium; }; } > /dev/null 2>&1; } || \
+	    echo 'no browser: install chromium, and the pages are tested in it as well'
+
+docs: .venv/ready
+	$(BIN)/sphinx-build -W --keep-going -n -b html docs build/docs
+
+notebooks: .venv/ready
+	$(BIN)/pytest tests/notebooks
 
 pages: .venv/ready
 	for part in $$(grep -l '^if __name__' tests/docs/test_*.py); do PYTHONPATH=tests $(BIN)/python $$part; done
 	$(BIN)/ruff format --quiet docs
 
+dist: .venv/ready
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
+
+install-test: .venv/ready
+	$(BIN)/pytest -m install tests/packaging
+
 clean:
-	rm -rf .venv runs
+	rm -rf .venv runs build dist
