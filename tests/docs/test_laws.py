@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "laws.md"
+PAGE = ROOT / "docs" / "reference" / "laws.md"
 FIRST = (
     "aggregate",
     "pseudo_code",
@@ -64,7 +64,7 @@ def text() -> str:
 
 
 def test_the_page_is_that_of_the_tests() -> None:
-    assert LAWS.findall(PAGE.read_text()) == [text()], "docs/laws.md is out of date: make pages"
+    assert LAWS.findall(PAGE.read_text()) == [text()], "docs/reference/laws.md is out of date: make pages"
 
 
 def test_every_law_says_what_holds_and_what_it_catches() -> None:

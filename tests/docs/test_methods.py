@@ -31,22 +31,28 @@ def parts() -> dict[tuple[Path, str], str]:
     """By page and mark, what stands there."""
     methods = dd.ALGORITHMS.values()
     named = {
-        kind: f"`{kind.__name__}`" if hasattr(dd, kind.__name__) else f"`dd.algorithms.{kind.__name__}`" for kind in methods
+        kind: f"`dd.{kind.__name__}`" if hasattr(dd, kind.__name__) else f"`dd.algorithms.{kind.__name__}`"
+        for kind in methods
     }
     needs = [[kind.title, kind.keeps, kind.needs, kind.wastes, kind.away] for kind in methods]
     return {
-        (DOCS / "reference.md", "methods"): table(
-            ["name", "on the shell", "what it is"], *([named[kind], f"`{kind.name}`", sentence(kind)] for kind in methods)
+        (DOCS / "reference" / "api" / "methods.md", "classes"): "\n".join(
+            [
+                "```{eval-rst}",
+                ".. currentmodule:: dualdelay.algorithms",
+                *(f"\n.. autoclass:: {kind.__name__}" for kind in methods),
+                "```\n",
+            ]
         ),
-        (DOCS / "methods.md", "sources"): table(
-            ["method", "name", "what it does", "source"],
-            *([kind.title, f"`{kind.name}`", sentence(kind), source(kind)] for kind in methods),
+        (DOCS / "reference" / "methods.md", "sources"): table(
+            ["method", "on the shell", "in Python", "what it does", "source"],
+            *([kind.title, f"`{kind.name}`", named[kind], sentence(kind), source(kind)] for kind in methods),
         ),
-        (DOCS / "halves.md", "remembers"): table(
+        (DOCS / "how_to" / "halves.md", "remembers"): table(
             ["method", "what a worker keeps, and what becomes of it when it is lost"],
             *([kind.title, kind.remembers] for kind in methods if kind.remembers),
         ),
-        (DOCS / "methods.md", "needs"): table(
+        (DOCS / "reference" / "methods.md", "needs"): table(
             ["method", "the server keeps", "must know", "work or time thrown away", "a worker that is away"], *needs
         ),
     }

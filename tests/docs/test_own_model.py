@@ -18,7 +18,7 @@ import torch
 
 import dualdelay as dd
 
-PAGE = Path(__file__).parents[2] / "docs" / "own_model.md"
+PAGE = Path(__file__).parents[2] / "docs" / "tutorial" / "own_model.md"
 FILES = dict(re.findall(r"```python (\S+)\n(.*?)```", PAGE.read_text(), re.S))
 
 
