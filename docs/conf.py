@@ -12,6 +12,7 @@ import os
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 from docutils import nodes
 from PIL import Image
@@ -36,13 +37,14 @@ extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx
 exclude_patterns = ["pictures", "**.ipynb_checkpoints"]
 nb_execution_mode = "off"
 myst_heading_anchors = 4
-suppress_warnings = ["misc.highlighting_failure"]  # a file name stands after the language of some blocks
+suppress_warnings = ["misc.highlighting_failure"]  # Pygments does not know csv
 
 html_theme = "furo"
 html_title = "dualdelay"
 html_favicon = "_static/favicon.svg"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = [("sidebar.js", {"defer": "defer"})]
 html_show_sphinx = False
 html_copy_source = False
 html_theme_options = {
@@ -61,7 +63,8 @@ autodoc_default_options = {"members": True}
 python_maximum_signature_line_length = 100
 autosummary_generate = False
 default_role = "literal"
-toc_object_entries = False
+toc_object_entries = True
+toc_object_entries_show_parents = "hide"
 nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(torch|numpy|pathlib|collections)\..*"),  # pages of others, which cannot be looked into without a network
@@ -75,6 +78,7 @@ nitpick_ignore_regex = [
 ]
 
 SETTING = re.compile(r"(\w+(?:, \w+)*): (.*)")
+FILE = re.compile(r"^( *)```(\w+) ([\w.]+)$", re.M)
 LINK = re.compile(r"(?<!!)(\[[^\]]*\]\()((?:\.\./)+[^)#\s]*)(#[^)\s]*)?\)")
 
 
@@ -104,6 +108,17 @@ def lead_to_the_repository(app: Sphinx, name: str, text: list[str]) -> None:
         return f"{link[1]}{SOURCE}/{kind}/main/{target.relative_to(DOCS.parent)}{link[3] or ''})"
 
     text[0] = LINK.sub(outside, text[0])
+
+
+def name_files(app: Sphinx, name: str, text: list[str]) -> None:
+    """A file name that stands after the language of a block is shown above it."""
+    text[0] = FILE.sub(r"\1```{code-block} \2\n\1:caption: \3\n", text[0])
+
+
+def notebooks_are_elsewhere(app: Sphinx, name: str, template: str, context: dict[str, Any], doctree: object) -> None:
+    """In the repository notebooks are not in the folder of the pages, which the links to a page's source begin with."""
+    if name.startswith("notebooks/"):
+        context["theme_source_directory"] = ""
 
 
 def find_by_public_name(
@@ -183,11 +198,21 @@ def as_lists(app: Sphinx, what: str, name: str, thing: object, options: object, 
     lines[:] = shown
 
 
+def as_dots(
+    app: Sphinx, what: str, name: str, thing: object, options: object, signature: str | None, returns: str | None
+) -> tuple[str, str | None] | None:
+    """A default that is made anew for each object has no text that can be read as Python."""
+    return (signature.replace("<factory>", "..."), returns) if signature and "<factory>" in signature else None
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Hook them in."""
     app.connect("builder-inited", copy_notebooks)
     app.connect("source-read", lead_to_the_repository)
+    app.connect("source-read", name_files)
+    app.connect("html-page-context", notebooks_are_elsewhere)
     app.connect("missing-reference", find_by_public_name)
     app.connect("doctree-resolved", open_pictures)
     app.connect("autodoc-process-docstring", as_lists)
+    app.connect("autodoc-process-signature", as_dots)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -110,10 +110,13 @@ def compared(what: str) -> str:
         seeds = SEEDS[n]
         auto = panel["auto", DEFAULT]
         found = {name: best(panel, name, seeds, what) for name in names}
-        cells = [f"{n}, {alpha:g}, {std:g}", f"**{mean(auto, seeds, what):.3f}**"]
-        for key, loss in found.values():
+        losses = [mean(auto, seeds, what), *(loss for _, loss in found.values())]
+        least = min(losses)
+        shown = [f"**{loss:.3f}**" if loss == least else f"{loss:.3f}" for loss in losses]
+        cells = [f"{n}, {alpha:g}, {std:g}", shown[0]]
+        for (key, _), number in zip(found.values(), shown[1:], strict=True):
             c = f", c = {key[0].split('=')[1]}" if "=" in key[0] else ""
-            cells.append(f"{loss:.3f} ({key[1]:g}{c})")
+            cells.append(f"{number} ({key[1]:g}{c})")
         rival = min(names[1:], key=lambda name: found[name][1])
         cells += [difference(auto, panel[found[name][0]], seeds, what) for name in ("dude", rival)]
         rows.append(cells)

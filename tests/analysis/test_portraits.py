@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import dualdelay as dd
-from dualdelay.simulation.speeds import ChangingSpeeds, DriftingSpeeds, LognormalSpeeds
+from dualdelay.simulation.speeds import ChangingSpeeds, DriftingSpeeds, LognormalSpeeds, RecordedSpeeds
 
 DIGITS = dd.Digits(workers=4, alpha=0.5, hidden=4)
 
@@ -79,6 +80,20 @@ def test_times_that_depend_on_the_clock_are_taken_one_after_the_other() -> None:
         (path.get_extents().x0, path.get_extents().x1) for bars in right.collections for path in bars.get_paths()
     )
     assert spans == [(0.0, 1.0), (1.0, 2.0), (2.0, 5.0)]
+
+
+@pytest.mark.parametrize("ratio", [40.0, 1e4])
+def test_recorded_times_are_named_in_short_and_labels_of_a_wide_range_do_not_overlap(ratio: float) -> None:
+    times = [[0.0011, 0.0012, 0.0011 * ratio] * 20, [0.002] * 60]
+    figure = RecordedSpeeds(times).plot(jobs=60)
+    left = figure.axes[0]
+    figure.canvas.draw()
+    low, high = left.get_window_extent().intervalx
+    texts = [text for text in left.get_xticklabels(which="both") if text.get_text()]
+    boxes = sorted(tuple(text.get_window_extent().intervalx) for text in texts)
+    boxes = [(start, end) for start, end in boxes if low <= (start + end) / 2 <= high]
+    assert figure.get_suptitle() == "recorded, 2 workers" and len(boxes) >= 3
+    assert all(end < start for (_, end), (start, _) in pairwise(boxes))
 
 
 def test_a_picture_is_written_if_a_file_is_named(tmp_path: Path) -> None:

@@ -55,9 +55,9 @@ def text() -> str:
     """A section for each file, with a table of its laws."""
     parts = []
     for path, (heading, introduction, laws) in SECTIONS.items():
-        rows = ["| law | wrong code that it catches | test |", "| --- | --- | --- |"]
+        rows = ["| law, and the test that checks it | wrong code that it catches |", "| --- | --- |"]
         for law in laws:
-            cells = [law.holds, law.catches, f"`{path.name}::{law.test}`"]
+            cells = [f"{law.holds}<br>`{path.name}::{law.test}`", law.catches]
             rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         parts.append("\n".join([f"## {heading}", "", introduction, "", *rows, ""]))
     return "\n".join(parts)

@@ -10,6 +10,7 @@ from typing import Any
 import dualdelay as dd
 
 DOCS = Path(__file__).parents[2] / "docs"
+PAGE = re.compile(r"docs/((?:\w+/)*)(\w+)\.md")
 
 
 def sentence(kind: Any) -> str:
@@ -19,7 +20,8 @@ def sentence(kind: Any) -> str:
 
 def source(kind: Any) -> str:
     """Where a method comes from, as its file says it after its name."""
-    text = (inspect.getdoc(inspect.getmodule(kind)) or "").split("\n\n")[0].replace("\n", " ")
+    text = (inspect.getdoc(inspect.getmodule(kind)) or "").split("\n\n")[0].replace("\n", " ").replace("``", "`")
+    text = PAGE.sub(lambda page: f"[{page[2].capitalize()}](../{page[1]}{page[2]}.md)", text)
     return text.partition(": ")[2].rstrip(".") or "-"
 
 
@@ -40,13 +42,15 @@ def parts() -> dict[tuple[Path, str], str]:
             [
                 "```{eval-rst}",
                 ".. currentmodule:: dualdelay.algorithms",
+                "\n.. autosummary::\n",
+                *(f"   {kind.__name__}" for kind in methods),
                 *(f"\n.. autoclass:: {kind.__name__}" for kind in methods),
                 "```\n",
             ]
         ),
         (DOCS / "reference" / "methods.md", "sources"): table(
-            ["method", "on the shell", "in Python", "what it does", "source"],
-            *([kind.title, f"`{kind.name}`", named[kind], sentence(kind), source(kind)] for kind in methods),
+            ["method", "on the shell, in Python", "what it does", "source"],
+            *([kind.title, f"`{kind.name}`, {named[kind]}", sentence(kind), source(kind)] for kind in methods),
         ),
         (DOCS / "how_to" / "halves.md", "remembers"): table(
             ["method", "what a worker keeps, and what becomes of it when it is lost"],

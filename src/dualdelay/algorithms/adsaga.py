@@ -1,5 +1,5 @@
 """ADSAGA: Glasgow and Wootters, "Asynchronous Distributed Optimization with Stochastic Delays", 2020 (arXiv 2009.10717);
-an adaptation from its abstract, since the paper's text could not be had.
+an adaptation from its abstract, since the paper's text was not available.
 
 There a machine draws one of its samples for each job, and the table has a gradient of each sample. Here it has one of
 each worker, that of its last minibatch, as SAGA's in this package; all workers compute at all times, each at the model

@@ -1,6 +1,6 @@
 """ASO-Fed: Chen, Ning, Slawski and Rangwala, "Asynchronous Online Federated Learning for Edge Devices with Non-IID
 Data", 2019 (arXiv 1911.02134); the rule is that of two public implementations which name the paper's lines and
-disagree, since its text could not be had.
+disagree, since its text was not available.
 
 Our choices where they disagree or are silent: the history h takes in the gradient from before the last one; both move
 with every local step; the mean delay of a worker is that of its jobs so far, in updates, and its logarithm is the

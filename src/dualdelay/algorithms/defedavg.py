@@ -1,6 +1,6 @@
 """DeFedAvg: Wang, Li, Jin and Zhang, "Achieving Linear Speedup in Asynchronous Federated Learning with Heterogeneous
 Clients", 2024 (arXiv 2402.11198), its variant for heterogeneous data; derived: of the paper's text only the abstract
-could be had.
+was available.
 
 What is derived: an update is made of s differences of local models, in the order of their arrival and with weights 1/s;
 then s different workers are drawn uniformly, busy or not, and the new model waits in their queues. With K = 1 and s = 1

@@ -1,5 +1,5 @@
 """FAVANO: Leconte, Nguyen and Moulines, "FAVANO: Federated Averaging with Asynchronous Nodes", 2023 (arXiv 2305.16099, at
-first called FAVAS); derived: of the paper's text only abstract and introduction could be had.
+first called FAVAS); derived: of the paper's text only abstract and introduction were available.
 
 A worker that began at start_i and has done E_i steps, K at most, counts with start_i + (Y_i - start_i) / alpha_i. Its
 expected contribution is then the same number of steps whatever its speed: with alpha_i = P(E_i > 0) E_i a report with

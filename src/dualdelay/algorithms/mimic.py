@@ -1,5 +1,5 @@
 """MimiC: Sun, Mao and Zhang, "MimiC: Combating Client Dropouts in Federated Learning by Mimicking Central Updates", 2023
-(arXiv 2306.12212); the rule is that of a public implementation of its Algorithm 1, since its text could not be had.
+(arXiv 2306.12212); the rule is that of a public implementation of its Algorithm 1, since its text was not available.
 
 What workers send and what is kept of it is divided by the step size, so that a correction stays right when that changes.
 """

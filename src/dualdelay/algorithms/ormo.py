@@ -1,6 +1,6 @@
 """OrMo, ordered momentum: Shi, Yang and Li, "Ordered Momentum for Asynchronous SGD", 2024 (arXiv 2407.19234); derived.
 
-The paper's text could not be had, but for its abstract and the caption of a figure: the momentum is a sum over groups of K
+The paper's text was not available, but for its abstract and the caption of a figure: the momentum is a sum over groups of K
 gradients, ordered by the iterations at which they were taken, a group weighing beta times the one after it. From this:
 version u belongs to group ceil(u / K), K being the number of workers. Once group G is open, a gradient g of group G - j
 stands in the momentum with weight beta^j, and has moved x by the momenta of the groups G - j to G, in which it has, or as

@@ -1,6 +1,6 @@
 """SCAFFOLD: Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, "SCAFFOLD: Stochastic Controlled Averaging for Federated
 Learning", 2019 (arXiv 1910.06378); the rule, with the paper's second option for c_i, is that of public implementations
-which name the lines of its Algorithm 1, since its text could not be had.
+which name the lines of its Algorithm 1, since its text was not available.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from .figures import pyplot, save_figure
 _MOST_WORKERS = 60  # beyond which they stand closer, without their numbers
 _INK, _FAINT = "#0072B2", "#56B4E9"  # of Okabe and Ito's colours, which nearly everybody can tell apart
 _KINDS = ("png", "pdf", "svg")
+_LONGEST = 70  # characters of a title
 
 
 def split_portrait(problem: Problem, path: str | Path | None = None) -> Any:
@@ -92,6 +93,7 @@ def speeds_portrait(speeds: SpeedModel, path: str | Path | None = None, jobs: in
     )
     if seconds.min() > 0 and seconds.max() > 30 * seconds.min():
         left.set_xscale("log")
+        _label_decades(left.xaxis, float(high.max() / low.min()))
     else:
         left.set_xlim(left=0.0)
     until = 12 * float(np.median(middle))
@@ -108,10 +110,19 @@ def speeds_portrait(speeds: SpeedModel, path: str | Path | None = None, jobs: in
     left.set_ylabel("worker", fontsize=9)
     for axis in (left, right):
         axis.spines[["top", "right"]].set_visible(False)
-        axis.tick_params(labelsize=8)
-    figure.suptitle(_fitting(label(speeds)), fontsize=10, parse_math=False)
+        axis.tick_params(which="both", labelsize=8)
+    named = label(speeds)
+    title = named if len(named) <= _LONGEST else f"{named.partition('[')[0]}, {speeds.n} workers"  # it may hold every time
+    figure.suptitle(title, fontsize=10, parse_math=False)
     plt.close(figure)
     return _written(figure, path)
+
+
+def _label_decades(axis: Any, ratio: float) -> None:
+    """Plain numbers at few places of a logarithmic axis, so that they do not stand on one another."""
+    axis.get_major_locator().set_params(subs=(1.0, 2.0, 5.0) if ratio < 100 else (1.0,))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter("")
 
 
 def _first_jobs(speeds: SpeedModel, worker: int, jobs: int) -> list[tuple[float, float]]:
@@ -141,7 +152,7 @@ def _by_number(name: str) -> tuple[float, str]:
 
 
 def _fitting(text: str) -> str:
-    return text if len(text) <= 70 else f"{text[:67]}..."
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
 def _written(figure: Any, path: str | Path | None) -> Any:
