@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 import threading
@@ -15,6 +16,8 @@ from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
 from dualdelay.core.devices import in_new_thread, use_threads, using_precision, using_threads
+from dualdelay.problems.data import Shard
+from dualdelay.problems.flat_module import FlatModule
 from own import differences, mlp, shards
 
 # In a new process torch has as many threads as there are cores, and has computed in no thread yet.
@@ -134,3 +137,27 @@ def test_runs_in_several_threads_must_agree_on_a_gpu_s_precision_and_leave_it() 
         ):
             pass
     assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == switches
+
+
+def test_a_batch_of_several_workers_is_not_seen_before_it_is_whole() -> None:
+    """Another thread may ask for it while it is put together."""
+    problem = dd.Network(mlp(), cross_entropy, shards(), 8)
+    parts, meanwhile = problem.shards(), list[int]()
+
+    class Asking(Shard):
+        def batch(self, rows: Tensor) -> object:
+            if not meanwhile:
+                meanwhile.append(0)
+                meanwhile.append(len(problem._shards.merged(parts, 2048)))
+            return super().batch(rows)
+
+    parts[0].__class__ = Asking
+    assert len(problem._shards.merged(parts, 2048)) == 1 and meanwhile == [0, 1]
+
+
+def test_a_twin_made_while_another_thread_evaluates_is_in_training_mode() -> None:
+    net = FlatModule(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))
+    with net.evaluating(net.weights):
+        net.module.training = True  # as where an evaluation ends
+        twins = [net.on("cpu"), pickle.loads(pickle.dumps(net))]
+    assert all(part.training for twin in twins for part in twin.module.modules())

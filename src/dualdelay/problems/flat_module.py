@@ -24,6 +24,7 @@ class FlatModule:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module if module.training else module.train()
+        self._trained = {name for name, part in self.module.named_modules() if part.training}  # by name: parts in that mode
         self._bind()
 
     def _bind(self) -> None:
@@ -43,15 +44,22 @@ class FlatModule:
 
     def __getstate__(self) -> dict[str, Any]:
         """The module goes as a copy: a pickled view would bring the whole flat tensor, and be a view no more."""
-        return {"module": copy.deepcopy(self.module)}
+        return {"module": self._copied(), "_trained": self._trained}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._bind()
 
+    def _copied(self) -> nn.Module:
+        """A copy of the module in its usual mode: another thread may be evaluating with it."""
+        module = copy.deepcopy(self.module)
+        for name, part in module.named_modules():
+            part.training = name in self._trained
+        return module
+
     def on(self, device: torch.device | str) -> FlatModule:
         """A copy with weights of its own on a device."""
-        return FlatModule(copy.deepcopy(self.module).to(device))
+        return FlatModule(self._copied().to(device))
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
         """Flat weights (d) or (r, d) as views by the parameters' names, for ``torch.func.functional_call``."""
