@@ -237,3 +237,42 @@ def test_a_run_draws_itself(tmp_path: Path) -> None:
 def test_what_cannot_be_drawn_is_refused(options: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(dd.BadInput, match=words):
         table_of({"dude": [1.0], "own": [2.0]}).plot(**options)
+
+
+def test_panels_of_one_problem_have_one_scale_that_has_room_for_bands_and_several_ticks() -> None:
+    table = table_of({"dude": [1.0, 1.2], "own": [0.5, 0.7], "one": [1.9, 2.0], "other": [0.4, 1.6]})
+    table["lr"] = np.repeat([0.1, 0.1, 0.5, 0.5], 6)
+    for options in ({"log": "y"}, {"log": ""}):
+        first, second = drawn(table, "time", panels="lr", bands="std", **options).axes
+        assert first.get_ylim() == second.get_ylim()
+        low, high = first.get_ylim()
+        for axis in (first, second):
+            edges = np.concatenate([band.get_paths()[0].vertices[:, 1] for band in axis.collections])
+            assert low <= edges.min() and edges.max() <= high, "no band is cut off"
+            assert sum(low <= tick <= high for tick in axis.get_yticks()) >= 4
+    problem = np.repeat(["easy", "hard"], 12)
+    easy, hard = drawn(Table({**table, "problem": problem, "objective": table.objective * np.repeat([1, 100], 12)})).axes
+    assert easy.get_ylim()[1] < 3 < 30 < hard.get_ylim()[0], "objectives of different problems are not comparable"
+
+
+def test_a_band_that_reaches_zero_ends_near_the_curves_on_a_log_scale() -> None:
+    table = table_of({"dude": [0.01, 1.9]})  # the mean less its deviation is below zero
+    (axis,) = drawn(table, "time", bands="std", log="y").axes
+    (band,) = axis.collections
+    assert axis.get_ylim()[0] > 0.01 / 2 and band.get_paths()[0].vertices[:, 1].min() == pytest.approx(0.01 / 1.5)
+
+
+@pytest.mark.parametrize(("values", "least"), [([1.3, 1.0], 4), ([8.0, 1.0], 4), ([20.0, 0.1], 5), ([1e3, 1e-6], 4)])
+def test_a_log_scale_has_several_numbers_however_much_it_spans(values: list[float], least: int) -> None:
+    table = Table({"time": np.arange(2.0), "objective": np.array(values)})
+    (axis,) = drawn(table, log="y").axes
+    low, high = axis.get_ylim()
+    assert sum(low <= tick <= high for tick in axis.get_yticks()) >= least
+
+
+def test_metrics_of_a_user_s_own_are_drawn() -> None:
+    evaluation = dd.Evaluation(every=2, metrics={"f1": lambda x: 0.5})
+    problem, speeds = dd.Quadratic([[0.0], [6.0]]), dd.FixedSpeeds([1.0, 2.0])
+    table = dd.compare([dd.DuDe(0.1)], problem, speeds, updates=4, evaluation=evaluation)
+    assert [axis.get_ylabel() for axis in drawn(table).axes][1:] == ["f1"]
+    assert [axis.get_ylabel() for axis in table.runs[0].plot().axes][1:] == ["f1"]

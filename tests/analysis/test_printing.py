@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import dualdelay as dd
 from dualdelay.analysis.loggers import TensorBoard
-from dualdelay.analysis.printing import print_comparison, print_rows, print_run, sentence
+from dualdelay.analysis.printing import End, counted, print_comparison, print_rows, print_run, ranking, sentence
 from dualdelay.engine.trace import Trace
 
 THREE = dd.Quadratic([[0.0], [6.0], [12.0]], noise=0.5)
@@ -142,3 +142,40 @@ def test_the_sentence_says_what_a_ranking_does_not():
     doubles = {"one": dd.DuDe(0.05), "other": dd.DuDe(0.0501)}
     again = sentence(dd.compare(doubles, problem, speeds, updates=200, seeds=(0, 1, 2)))
     assert "The 3 seeds do not separate" in again and "95 % interval" in again
+
+
+def test_an_interval_has_the_signs_that_it_has_in_the_table_and_says_which_is_less_which():
+    problem, speeds = dd.Quadratic([[0.0], [6.0], [12.0]], noise=1.0), dd.FixedSpeeds([1.0, 2.0, 4.0])
+    methods = {"first": dd.DuDe(0.0501), "second": dd.DuDe(0.05)}
+    for order in (("first", "second"), ("second", "first")):
+        sweep = dd.compare({name: methods[name] for name in order}, problem, speeds, updates=200, seeds=(0, 1, 2))
+        heading = next(row for row in printed(print_comparison, sweep) if "less" in row)
+        row = [row for row in printed(print_comparison, sweep) if row and row[0] == order[1]][-1]
+        low, high = (row[row.index("to") + k] for k in (-1, 1))
+        assert f"less {order[0]}'s" in " ".join(heading)
+        assert f"(95 % interval of {order[1]}'s objective less {order[0]}'s: {low} to {high})" in sentence(sweep)
+
+
+def test_metrics_of_ones_own_have_columns_and_what_nobody_has_has_none():
+    evaluation = dd.Evaluation(metrics={"f1": lambda x: 0.625})
+    sweep = dd.compare([dd.VanillaASGD(lr=0.05)], THREE, SPEEDS, updates=30, evaluation=evaluation)
+    rows = printed(print_comparison, sweep)
+    heading = next(row for row in rows if row[:1] == ["method"])
+    assert "f1" in heading and "accuracy" not in heading and "audit" not in heading
+    assert ["f1", "0.625"] in printed(print_run, sweep.runs[0])
+    assert not any(row[:1] == ["accuracy"] for row in printed(print_run, sweep.runs[0]))
+    labelled = dd.compare([dd.DuDe(lr=0.05)], dd.Digits(workers=2), dd.FixedSpeeds([1, 2]), updates=3)
+    assert "accuracy" in next(row for row in printed(print_comparison, labelled) if row[:1] == ["method"])
+
+
+def test_the_mean_of_updates_is_the_same_in_the_table_and_in_the_sentence():
+    ends = [End(2.0, 1.0, 64, 1.0, ""), End(2.0, 1.0, 65, 1.0, "")]
+    assert "1 after 64.5 updates" in ranking({"a": ends, "b": [End(2.0, 3.0, 12345, 1.0, "")] * 2})
+    assert "3 after 12,345 updates" in ranking({"a": ends, "b": [End(2.0, 3.0, 12345, 1.0, "")] * 2})
+
+
+def test_runs_that_were_lost_are_told_from_those_that_failed():
+    good, lost = End(2.0, 1.0, 9, 1.0, ""), End(math.nan, math.nan, 0, math.nan, "damaged")
+    text = ranking({"a": [good, good], "b": [good, lost], "c": [End(2.0, 1.0, 4, 1.0, "interrupted")] * 2})
+    assert "b is not ranked (of 2 runs 1 damaged); c is not ranked (of 2 runs 2 interrupted)" in text
+    assert "failed" not in text and counted(1, "run") == "1 run" and counted(2_000, "run") == "2,000 runs"

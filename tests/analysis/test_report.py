@@ -6,14 +6,18 @@ import hashlib
 import json
 import re
 import shlex
+import shutil
+from collections import Counter
 from html.parser import HTMLParser
 from importlib import resources
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import dualdelay as dd
 from dualdelay.analysis.report import for_script, write_report
+from dualdelay.analysis.report.content import _settings
 from dualdelay.analysis.report.reproduce import command
 from dualdelay.cli import main
 from dualdelay.engine.delays import used_in
@@ -102,7 +106,7 @@ def test_the_page_of_a_comparison_flags_best_steps_at_an_edge_and_pairs_seeds(co
         best = min(steps, key=steps.get)
         edge = "lowest" if best == 0.02 else "highest"
         assert re.search(rf"{method} {best} {steps[best]:.4g} [\d.e-]+ 2 0 {edge}", page.text), page.text[:3000]
-        (curve,) = (curve for curve in page.data["steps"]["curves"] if curve["text"] == method)
+        (curve,) = (curve for curve in page.data["steps"]["0"]["curves"] if curve["text"] == method)
         assert [point[:2] for point in curve["points"]] == [[lr, pytest.approx(mean)] for lr, mean in steps.items()]
     assert "against" in page.text and page.text.count("dualdelay replay") == 8
 
@@ -254,7 +258,162 @@ def test_runs_of_several_folders_with_one_name_are_told_apart(compared, tmp_path
     method, problem = dd.DuDe(lr=0.02), dd.Quadratic(CENTRES)
     runs = [dd.simulate(method, problem, SPEEDS, updates=20, folder=tmp_path / name) for name in names]
     page = Read(write_report(runs, tmp_path / "page.html"))
-    assert [look["text"] for look in page.data["labels"]] == [f"dude[lr=0.02] ({name})" for name in names]
+    assert [look["text"] for look in page.data["labels"]] == ["dude[lr=0.02] (one)", "dude[lr=0.02] (two)"]
+    again = [dd.simulate(method, problem, SPEEDS, updates=20, folder=tmp_path / name) for name in ("one/mine", "two/mine")]
+    page = Read(write_report(again, tmp_path / "page.html"))
+    assert [look["text"] for look in page.data["labels"]] == ["dude[lr=0.02] (one/mine)", "dude[lr=0.02] (two/mine)"]
+    again = [dataclasses.replace(run, folder=None) for run in again]
+    page = Read(write_report(again, tmp_path / "page.html"))
+    assert [look["text"] for look in page.data["labels"]] == ["dude[lr=0.02] (number 1)", "dude[lr=0.02] (number 2)"]
+
+
+# --- several things on a page ---
+
+
+def two_methods(folder, noise=0.5, seeds=(0, 1), **options):
+    methods = [dd.DuDe(lr=0.1), dd.VanillaASGD(lr=0.1)]
+    options = {"updates": 20, "evaluation": dd.Evaluation(every=5), **options}
+    return dd.compare(methods, dd.Quadratic(CENTRES, noise=noise), SPEEDS, seeds=seeds, folder=folder, **options)
+
+
+def reported(capsys, *words, code=0):
+    """The page of a command, and what was said."""
+    try:
+        main(["report", *map(str, words), "--out", "page.html"])
+    except SystemExit as ended:
+        assert ended.code == code
+    else:
+        assert code == 0
+    return Read(Path("page.html")), "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("seeds", [(0, 1), (5, 6)])
+def test_two_comparisons_of_the_same_methods_are_ranked_problem_by_problem(seeds, inside, capsys):
+    two_methods("a", 0.5)
+    two_methods("b", 2.0, seeds)
+    page, _ = reported(capsys, "a", "b")
+    problems = ["quadratic[noise=0.5]", "quadratic[noise=2.0]"]
+    assert page.data["settings"] == problems
+    assert [look["text"] for look in page.data["labels"]] == ["dude[lr=0.1]", "vanilla[lr=0.1]"]
+    runs = Counter((run["setting"], run["label"]) for run in page.data["runs"])
+    assert runs == {(setting, label): 2 for setting in (0, 1) for label in (0, 1)}, "four curves of two seeds"
+    assert "curves 4 problems and speeds 2" in page.text
+    for problem in problems:
+        assert re.search(rf"On {re.escape(problem)}: at the end .{{,60}} has the lowest objective", page.text)
+        assert re.search(
+            rf"On {re.escape(problem)}: objective at the end of seeds . and ., against \w+\[lr=0.1\], which", page.text
+        )
+    assert page.text.count("has the lowest objective") == 2
+
+
+def test_best_settings_are_chosen_for_each_problem(inside, capsys):
+    for folder, noise in (("a", 0.5), ("b", 2.0)):
+        dd.compare(dd.grid(dd.DuDe, lr=[0.05, 0.1]), dd.Quadratic(CENTRES, noise=noise), SPEEDS, updates=20, folder=folder)
+    page, _ = reported(capsys, "a", "b")
+    assert page.text.count("The step with the best objective at the end") == 2
+    assert {key: steps["setting"] for key, steps in page.data["steps"].items()} == {
+        "0": "quadratic[noise=0.5]",
+        "1": "quadratic[noise=2.0]",
+    }
+
+
+def test_a_run_beside_a_comparison_with_the_same_method_is_told_apart_and_ranked(inside, capsys):
+    two_methods("runs/grid", seeds=(0, 1, 2))
+    problem, evaluation = dd.Quadratic(CENTRES, noise=0.5), dd.Evaluation(every=5)
+    dd.simulate(dd.DuDe(lr=0.1), problem, SPEEDS, updates=200, folder="runs/a", evaluation=evaluation)
+    page, _ = reported(capsys, "runs/a", "runs/grid")
+    runs = Counter(page.data["labels"][run["label"]]["text"] for run in page.data["runs"])
+    assert runs == {"dude[lr=0.1] (a)": 1, "dude[lr=0.1] (grid)": 3, "vanilla[lr=0.1]": 3}
+    assert "dude[lr=0.1] (a) has the lowest objective" in page.text
+    said = "(a) is not compared with the others: it has the results of seed 0, they have those of seeds 0, 1 and 2"
+    assert said in page.text and "{'" not in page.text
+    deeper, _ = reported(capsys, "runs")
+    assert [look["text"] for look in deeper.data["labels"]] == [*runs] and len(deeper.data["runs"]) == 7
+
+
+def test_a_run_that_is_named_twice_is_on_the_page_once(inside, capsys):
+    two_methods("a")
+    for words in (("a", "a"), ("a", inside / "a", "a/dude-lr=0.1-seed0"), (".", "a")):
+        page, _ = reported(capsys, *words)
+        assert len(page.data["runs"]) == 4 and "2 methods, 4 runs" in page.text
+    loaded = dd.load("a")
+    page = Read(write_report([loaded, loaded.runs[0]], "page.html"))
+    assert len(page.data["runs"]) == 4
+
+
+def test_damaged_files_are_not_called_failures_and_nobody_who_lost_a_run_is_ranked(inside, capsys):
+    methods = [dd.DuDe(lr=0.1), dd.VanillaASGD(lr=0.1), dd.SyncSGD(lr=0.1), dd.VanillaASGD(lr=0.05)]
+    problem = dd.Quadratic(CENTRES, noise=0.5)
+    dd.compare(methods, problem, SPEEDS, updates=20, seeds=[0, 1], folder="a")
+    Path("a/dude-lr=0.1-seed0/metrics.parquet").write_bytes(b"no")
+    Path("a/vanilla-lr=0.1-seed1/config.json").unlink()
+    Path("a/sync-lr=0.1-seed1/trace.parquet").unlink()
+    page, said = reported(capsys, "a", code=2)
+    assert "4 methods" not in page.text and "3 methods, 8 runs, 3 of them without an end" in page.text
+    assert "vanilla[lr=0.05] has the lowest objective" in page.text and "failed or diverged" not in page.text
+    for label in ("dude[lr=0.1]", "vanilla[lr=0.1]", "sync[lr=0.1]"):
+        assert f"{label} is not ranked (of 2 runs 1 damaged)" in page.text
+    assert (
+        "dude[lr=0.1] is not compared with the others: it has the results of seed 1, they have those of seed 0" in page.text
+    )
+    assert (
+        "in the mean over seed 0." in page.text and "best settings and differences are those of seed 0, which" in page.text
+    )
+    assert said.count("\ndamaged: a/") + said.startswith("damaged: a/") == 3 and "3 of the 8 runs are damaged" in said
+
+
+def test_runs_without_an_end_are_drawn_as_far_as_they_came_and_do_not_shorten_the_others(inside, capsys):
+    def stop(state, a):
+        if state.version == 15:
+            raise KeyboardInterrupt
+
+    two_methods("a", seeds=(0,))
+    problem = dd.Quadratic(CENTRES, noise=0.5)
+    options = {"updates": 20, "evaluation": dd.Evaluation(every=5), "watch": [stop]}
+    with pytest.raises(KeyboardInterrupt):
+        dd.simulate(dd.DuDe(0.1), problem, SPEEDS, seed=1, folder="a/dude-lr=0.1-seed1", **options)
+    shutil.rmtree("a/vanilla-lr=0.1-seed0")
+    page, said = reported(capsys, "a")
+    assert (
+        "1 method, 2 runs, 1 of them without an end" in page.text and "1 of 2 runs has no end: 1 interrupted." in page.text
+    )
+    texts = [page.data["labels"][run["label"]]["text"] for run in page.data["runs"]]
+    ends = [numbers(run["columns"]["version"])[-1] for run in page.data["runs"]]
+    assert dict(zip(texts, ends, strict=True)) == {"dude[lr=0.1]": 20, "dude[lr=0.1] (interrupted)": 15}
+    assert [look["ended"] for look in page.data["labels"]] == [False, False], (
+        "no curve of a label that lost a run is ranked"
+    )
+    assert "without an end: a/dude-lr=0.1-seed1 (interrupted)" in said and page.data["settings"] == [""]
+    shutil.rmtree("a/dude-lr=0.1-seed0")
+    page, _ = reported(capsys, "a")
+    assert "dude[lr=0.1] (interrupted)" in page.text, "also if none came to its end"
+
+
+def test_a_metric_that_only_some_runs_have_is_shown_and_counts_of_workers_are_not(inside, capsys):
+    two_methods("a", evaluation=dd.Evaluation(every=5, metrics={"f1": lambda x: 0.625}))
+    two = dd.FixedSpeeds([1.0, 2.0])
+    dd.simulate(dd.DuDe(0.1), dd.Quadratic(CENTRES[:2]), two, updates=20, folder="b")
+    page, _ = reported(capsys, "a", "b")
+    assert "f1" in page.data["metrics"] and "answered" not in page.data["metrics"]
+    assert [("f1" in run["columns"]) for run in page.data["runs"]] == [True] * 4 + [False]
+    assert "0.625 ± 0" in page.text
+
+
+def test_what_is_no_setting_of_a_run_is_told_from_none(inside, capsys):
+    methods = [dd.DuDe(lr=0.1), dd.DuDe(lr=0.2), dd.VanillaASGD(lr=0.1), dd.SyncSGD(lr=0.1)]
+    dd.compare(methods, dd.Quadratic(CENTRES, noise=0.5), SPEEDS, seeds=[0, 1], updates=5, folder="a")
+    page, _ = reported(capsys, "a")
+    assert re.search(r"algorithm\.compress none \(not a setting of \d other runs\)", page.text)
+    assert not re.search(r"values: [^;]*none, none", page.text)
+    shown = _settings([{"commit": "", "torch": "2", "table": None}, {"commit": "", "torch": "2"}], [])
+    assert [*shown.rows] == [["torch", "2"], ["table", "none (not a setting of 1 other run)"]]
+
+
+def test_a_page_without_pictures_does_not_explain_them(tmp_path, compared):
+    path = Table({"name": np.array(["x"]), "score": np.array([1.5])}).report(tmp_path / "own.html")
+    page = Read(path)
+    assert "arrows go" not in page.text and "1 row with neither time nor version." in page.text
+    assert "arrows go" in Read(dd.load(compared).report(tmp_path / "page.html")).text
 
 
 # --- folders of runs ---
@@ -285,11 +444,22 @@ def test_damaged_and_unfinished_runs_are_named_and_do_not_hinder_the_others(tmp_
     assert [run is not None for run in sweep.runs] == [False, False, True]
     assert "interrupted at version 10; go on with: dualdelay resume" in sweep.failed[0] and "damaged" in sweep.failed[1]
     assert len(sweep.notes) == 1 and f"{paths[0].name} is left out" in sweep.notes[0]
-    main(["report", str(folder), "--out", str(tmp_path / "page.html"), "--json"])
-    told = json.loads(capsys.readouterr().out)
-    assert told["bytes"] == (tmp_path / "page.html").stat().st_size
-    text = Read(tmp_path / "page.html").text
-    assert "dude[lr=0.02], seed 0 has no result: interrupted" in text and "is left out" in text
+    with pytest.raises(SystemExit) as ended:  # the page is written, and the command ends as show does
+        main(["report", str(folder), "--out", str(tmp_path / "page.html"), "--json"])
+    out, err = capsys.readouterr()
+    told = json.loads(out)
+    assert ended.value.code == 2 and told["bytes"] == (tmp_path / "page.html").stat().st_size
+    assert [*told["damaged"]] == [str(paths[0]), str(paths[2])]
+    assert all(f"damaged: {path}: " in err for path in (paths[0], paths[2])) and "2 of the 4 runs are damaged" in err
+    assert f"without an end: {paths[1]} (interrupted)" in err
+    page = Read(tmp_path / "page.html")
+    assert "dude[lr=0.02] (interrupted), seed 0 has no end: interrupted at version 10" in page.text
+    assert "is left out" in page.text and "1 method, 4 runs, 3 of them without an end" in page.text
+    assert "3 of 4 runs have no end: 1 interrupted, 2 damaged." in page.text
+    assert {look["text"]: look["ended"] for look in page.data["labels"]} == {
+        "dude[lr=0.02] (interrupted)": False,
+        "dude[lr=0.04]": True,
+    }
 
 
 def test_a_folder_of_runs_on_several_problems_names_them(tmp_path):
@@ -332,9 +502,11 @@ def test_a_run_without_an_evaluation_is_named_or_refused(compared, tmp_path):
         nothing, metrics=Table({name: column[:0] for name, column in nothing.metrics.columns.items()})
     )
     page = Read(write_report([run, nothing], tmp_path / "page.html"))
-    assert "dude[lr=0.1], seed 0 has no result: nothing was evaluated yet" in page.text and len(page.data["runs"]) == 1
+    said = "dude[lr=0.1] (not evaluated), seed 0 has no result: nothing was evaluated yet"
+    assert said in page.text and len(page.data["runs"]) == 1
     with pytest.raises(
-        dd.BadInput, match=r"nothing to report: dude\[lr=0.1\], seed 0 has no result, nothing was evaluated"
+        dd.BadInput,
+        match=r"nothing to report: dude\[lr=0.1\] \(not evaluated\), seed 0 has no result, nothing was evaluated",
     ):
         nothing.report(tmp_path / "page.html")
 

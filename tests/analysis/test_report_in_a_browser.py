@@ -156,6 +156,7 @@ def test_the_page_answers_to_the_mouse_and_the_keyboard(file, sweep, open_page):
 
     # the numbers behind a picture
     page.locator("details[data-table=plot-shares] summary").click()
+    until(page, "document.querySelector('details[data-table=plot-shares] tr') !== null")  # it is filled a moment later
     rows = page.locator("details[data-table=plot-shares] tr").all_text_contents()
     count = int((trace.worker == 0).sum())
     assert rows[1] == f"worker 0{count}{float(f'{100 * count / len(trace):.5g}'):g}%"
@@ -189,6 +190,45 @@ def test_the_page_answers_to_the_mouse_and_the_keyboard(file, sweep, open_page):
 
     assert looked.said == [] and looked.network == [] and page.evaluate("window.hit") is None
     assert page.locator("a[href^=http], img").count() == 0
+
+
+def test_the_buttons_of_a_picture_cover_nothing_and_captions_say_what_is_drawn(file, open_page):
+    page = drawn(open_page(file, viewport={"width": 1280, "height": 900}))
+    for plot, beside in (("plot-delays", ".legend"), ("plot-losses", ".legend"), ("plot-jobs", ".colorbar")):
+        page.hover(f"#{plot}")
+        buttons = page.locator(f"#{plot} .modebar").bounding_box()
+        for part in (beside, ".nsewdrag"):
+            box = page.locator(f"#{plot} {part}").first.bounding_box()
+            assert buttons["y"] + buttons["height"] <= box["y"] + 1, (plot, part)
+    marked, arrivals = page.evaluate(
+        """(() => {
+            const place = document.getElementById("plot-delays");
+            return [place.querySelectorAll(".points path").length, place.data.reduce((sum, one) => sum + one.x.length, 0)];
+        })()"""
+    )
+    assert 0 < marked < arrivals and "A line goes from arrival to arrival; some of them are marked." in page.text_content(
+        "#plot-delays-said"
+    )
+
+
+def test_a_page_of_two_problems_shows_one_at_a_time_and_says_which(tmp_path, open_page):
+    sweeps = []
+    for name, noise, metrics in (("a", 0.5, {"f1": lambda x: 0.5}), ("b", 2.0, None)):
+        evaluation, problem = dd.Evaluation(every=5, metrics=metrics), dd.Quadratic(CENTRES, noise=noise)
+        methods = [kind(lr=lr) for kind in (dd.DuDe, dd.VanillaASGD) for lr in (0.05, 0.1)]
+        dd.compare(methods, problem, SPEEDS, seeds=[0, 1], updates=20, folder=tmp_path / name, evaluation=evaluation)
+        sweeps.append(dd.load(tmp_path / name))
+    looked = open_page(write_report(sweeps, tmp_path / "page.html"), viewport={"width": 1280, "height": 900})
+    page = drawn(looked)
+    for value, problem in (("0", "quadratic[noise=0.5]"), ("1", "quadratic[noise=2.0]")):
+        page.select_option("#setting", value)
+        for plot in ("plot-curves", "plot-steps"):
+            assert page.text_content(f"#{plot}-said").startswith(f"On {problem}. The mean over seeds"), plot
+        assert "Lowest at the end: " in page.text_content("#plot-curves-said") and len(curves(page)) == 4
+    page.select_option("#metric", "f1")
+    assert "No run here has f1." in page.text_content("#plot-curves-said") and curves(page) == []
+    page.select_option("#setting", "0")
+    assert len(curves(page)) == 4 and looked.said == []
 
 
 CONTRAST = """() => {

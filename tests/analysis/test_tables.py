@@ -241,6 +241,8 @@ def test_a_table_shows_its_first_rows_and_how_many_there_are() -> None:
     long = repr(dd.Table({"k": range(40)})).splitlines()
     assert long[-2:] == ["11", "[Table: the first 12 of 40 rows]"] and len(long) == 14
     assert repr(dd.Table({})) == "[Table: 0 rows]"
+    assert repr(table.where(value=7)).splitlines() == ["name  value", "[Table: 0 rows]"]
+    assert repr(table.where(name="a")).splitlines()[-1] == "[Table: 1 row]"
 
 
 # --- what cannot be ---
@@ -255,6 +257,12 @@ def test_a_table_shows_its_first_rows_and_how_many_there_are() -> None:
         (lambda t: t.best(metric="objectiv"), "there is no column 'objectiv'; did you mean 'objective'"),
         (lambda t: t.best(metric=3), "metric is 3; expected the name of a column"),
         (lambda t: t.time_to("objective", 0.1), "target is 'objective'; expected a number, and then the metric"),
+        (lambda t: t.time_to(math.nan), "target is nan; expected a number, and then the metric"),
+        (lambda t: t.time_to(None), "target is None; expected a number, and then the metric"),
+        (lambda t: t.to_latex(bold="nope"), "there is no column 'nope'"),
+        (lambda t: t.to_markdown(bold=["objective", "min nope"]), "there is no column 'nope'"),
+        (lambda t: t.to_latex(bold="lr"), "bold is 'lr'; say which way is good"),
+        (lambda t: t.to_markdown(bold="max method"), "the column 'method' has no numbers"),
         (lambda t: t.paired("dud"), "against is 'dud'; expected a value of method; did you mean 'dude'"),
         (lambda t: t.paired({"metod": "dude"}), "there is no column 'metod'"),
         (lambda t: t.paired({"lr": 0.1}, by="method"), r"against has \['lr'\], which are not in by"),
@@ -332,6 +340,14 @@ def test_comma_separated_values_come_back_as_they_were(tmp_path: Path) -> None:
     assert path.read_text() == text
     for read in (pd.read_csv(io.StringIO(text)), pl.read_csv(text.encode())):
         assert str(list(dd.Table(read).rows())) == str(list(table.rows()))
+
+
+def test_a_table_that_cannot_be_written_says_so_and_to_choose_another_place() -> None:
+    table = table_of({("dude", 0.1): ENDS["dude", 0.1]})
+    for call in (lambda: table.to_csv("/proc/x.csv"), lambda: table.plot("/proc/x.png")):
+        with pytest.raises(dd.RunFailed, match=r"could not write /proc/x\.\w+ \(.*\)\. Choose another place") as error:
+            call()
+        assert "resume" not in str(error.value)
 
 
 def test_a_table_can_be_copied_and_sent() -> None:

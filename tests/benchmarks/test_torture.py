@@ -75,7 +75,7 @@ def test_every_attack_has_a_few_trials_here() -> None:
 # ----------------------------------------------------------------------------------------------- a failure for each attack
 
 
-def _careless(path: Path, data: bytes) -> None:
+def _careless(path: Path, data: bytes, advice: str = "") -> None:
     """Writes in place, syncs nothing, and lets the system's errors through."""
     with open(path, "wb") as file:
         file.write(data)
@@ -89,7 +89,7 @@ def careless() -> Iterator[None]:
     patches = [
         mock.patch.object(module, "write", _careless) for module in modules if getattr(module, "write", None) is write
     ]
-    assert len(patches) > 1
+    assert patches
     for patch in patches:
         patch.start()
     yield

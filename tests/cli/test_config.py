@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +58,34 @@ def test_a_comparison_is_repeated_and_in_the_same_folder_nothing_is_written_agai
     now = {path: path.stat().st_mtime_ns for path in Path("all").rglob("*") if path.is_file() and path.name != "lock"}
     assert [str(path) for path in now if now[path] != there.get(path)] == []
     assert len(shell("compare", "--config", "all/command.toml", "--seeds", "2", "--folder", "more")["runs"]) == 2
+
+
+def test_a_comparison_that_is_killed_has_left_its_command_and_goes_on_with_it(shell: Any) -> None:
+    words = ["compare", "dude[lr=0.1|0.2]", *FLAGS, "--folder", "all"]
+    killed = subprocess.run([sys.executable, "-c", KILLED, *words], capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert [path.name for path in sorted(Path("all").iterdir())] == ["command.toml", "dude-lr=0.1-seed0"]
+    assert len(shell("compare", "--config", "all/command.toml", "--folder", "all")["runs"]) == 2
+
+
+KILLED = """
+import os, signal, sys
+from dualdelay.cli import main
+from dualdelay.runs import simulate
+simulate.Runner.run = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # the first run is about to begin
+main(sys.argv[1:])
+"""
+
+
+def test_a_comparison_that_is_refused_leaves_everything_as_it_was(shell: Any) -> None:
+    assert "neither updates nor time" in shell("compare", "dude[lr=0.1]", "--folder", "deep/all")
+    assert list(Path().iterdir()) == []
+    shell("compare", "dude[lr=0.1]", *FLAGS, "--folder", "all")
+    before = Path("all/command.toml").read_bytes()
+    assert "another configuration" in shell(
+        "compare", "dude[lr=0.1]", *FLAGS, "--keep-best", "objective", "--folder", "all"
+    )
+    assert Path("all/command.toml").read_bytes() == before
 
 
 TRAIN = 'algorithm = "dude[lr=0.1]"\nupdates = 3\n'

@@ -152,7 +152,7 @@ def test_an_imported_method_has_its_name_and_colour_in_show_and_report(shell: An
     assert "--import" not in capsys.readouterr().out
     assert "#5B8C5A" in Path("report.html").read_text()
     assert [run["algorithm"] for run in shell("show", "all")["runs"]] == [
-        "Patient(lr=0.1, patience=1), your own",
+        "patient[lr=0.1]",
         "sync[lr=0.1]",
     ]
     named = shell("show", "all", "--import", "patient.py")

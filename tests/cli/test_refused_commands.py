@@ -9,6 +9,7 @@ import pytest
 
 import dualdelay as dd
 from dualdelay.cli import main
+from own import content
 from tables import LR
 
 pytestmark = pytest.mark.usefixtures("in_time")
@@ -88,6 +89,19 @@ def test_a_comparison_in_which_every_run_diverges_exits_with_1_and_a_line_for_pr
         main(["compare", "dude[lr=1e25]", *problem, "--updates", "400", "--json"])
     (line,) = map(json.loads, capsys.readouterr().out.splitlines())
     assert exited.value.code == line["exit"] == 1 and line["error"] and line["command"] == "compare"
+
+
+def test_a_comparison_in_the_folder_of_a_run_is_refused_and_the_folder_stays_as_it_is(
+    inside: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main([*TRAIN, "--updates", "3", "--folder", "run"])
+    before = content(inside)
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as exited:
+        main(["compare", "dude[lr=0.1]", "--problem", Q3, "--updates", "3", "--folder", "run"])
+    out, err = capsys.readouterr()
+    assert exited.value.code == 2 and out == "" and err.startswith("error: run is the folder of a single run")
+    assert err.count("\n") == 1 and content(inside) == before
 
 
 def test_alternatives_are_shown_as_they_were_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def test_runs_are_a_table_and_the_damaged_are_named(inside: Path, capsys: pytest
     config.write_text(config.read_text().replace('"seed": 0', '"seed": 1'))
     line, page = shown(capsys, "all", code=2)
     assert [*line["damaged"]] == ["sync-lr=0.1-seed0"] and len(line["runs"]) == 2
-    assert "damaged: sync-lr=0.1-seed0: " in page and "error: 1 of the 3 runs in all are damaged" in page
+    assert "damaged: sync-lr=0.1-seed0: " in page and "error: 1 of the 3 runs in all is damaged" in page
 
 
 def test_what_is_left_of_a_damaged_run_is_shown(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,3 +91,94 @@ def test_a_folder_without_runs_is_refused(
     with pytest.raises(SystemExit) as ended:
         main(["show", folder])
     assert ended.value.code == 2 and words in capsys.readouterr().err
+
+
+def test_a_run_that_is_under_way_is_not_called_interrupted(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told: list[tuple[dict[str, Any], str]] = []
+
+    def look(state: dd.State, a: dd.Arrival) -> None:
+        if state.version == 8:
+            told.extend([shown(capsys, "all/run"), shown(capsys, "all")])
+
+    folder = dd.Saving("all/run", every=4)
+    dd.simulate(dd.DuDe(0.1), dd.Quadratic([[0.0], [6.0]]), PACE, updates=9, watch=[look], folder=folder)
+    (one, page), (several, pages) = told
+    assert one["ended"] == several["runs"][0]["ended"] == "under way"
+    assert not any("resume" in command for command in one["next"]) and "interrupted" not in page + pages
+    assert f"under way in process {os.getpid()} on" in page and f"under way: run in process {os.getpid()} on" in pages
+    assert "dude[lr=0.1]: under way at time " in page and "did not come to their end" not in pages
+    assert shown(capsys, "all/run")[0]["ended"] == "updates"
+
+
+def test_metrics_of_one_s_own_are_shown_and_columns_without_a_value_are_not(
+    inside: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluation = dd.Evaluation(metrics={"f1": lambda x: 0.625})
+    problem = dd.Quadratic([[0.0], [6.0]])
+    dd.compare([dd.DuDe(0.1)], problem, PACE, updates=9, folder="all", evaluation=evaluation)
+    for words in ("all", "all/dude-lr=0.1-seed0"):
+        _, page = shown(capsys, words)
+        assert " f1 " in page and "0.625" in page and "accuracy" not in page
+
+
+def test_folders_of_runs_in_the_folder_are_named(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    problem = dd.Quadratic([[0.0], [6.0]])
+    dd.compare([dd.DuDe(0.1), dd.SyncSGD(0.1)], problem, PACE, updates=9, folder="runs/grid")
+    line, page = shown(capsys, "runs")
+    assert line["runs"] == [] and line["deeper"] == {"runs/grid": 2}
+    assert "note: grid is not looked into, which holds 2 runs itself: dualdelay show runs/grid" in page
+    dd.simulate(dd.DuDe(0.1), problem, PACE, updates=9, folder="runs/a")
+    line, page = shown(capsys, "runs")
+    assert len(line["runs"]) == 1 and page.startswith("1 run, ") and "grid is not looked into" in page
+    assert dd.load("runs").notes == ("grid is not looked into, which holds 2 runs itself",)
+
+
+def test_a_run_whose_end_is_damaged_and_a_folder_without_a_record_are_named(
+    inside: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problem = dd.Quadratic([[0.0], [6.0]])
+    dd.compare([dd.DuDe(0.1), dd.SyncSGD(0.1), dd.VanillaASGD(0.1)], problem, PACE, updates=9, folder="all")
+    Path("all/dude-lr=0.1-seed0/result.json").write_text("no")
+    Path("all/sync-lr=0.1-seed0/config.json").unlink()
+    line, page = shown(capsys, "all", code=2)
+    assert [*line["damaged"]] == ["dude-lr=0.1-seed0", "sync-lr=0.1-seed0"]
+    assert [run["ended"] for run in line["runs"]] == ["damaged", "updates"]
+    assert "result.json is damaged" in page and "2 of the 3 runs in all are damaged" in page
+    line, page = shown(capsys, "all/dude-lr=0.1-seed0", code=2)
+    assert "result.json is damaged" in line["damaged"] and line["updates"] == 9
+
+
+METHOD = """
+from dataclasses import dataclass
+import dualdelay as dd
+
+@dataclass(frozen=True)
+class HalfSteps(dd.VanillaASGD):
+    name = "half_steps"
+    limit: int = 5
+"""
+
+
+def test_a_method_of_one_s_own_has_one_name_with_its_code_and_without(
+    inside: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("mine.py").write_text(METHOD)
+    own = ("--import", "mine.py", "--problem", "quadratic[centers=[[0.0],[6.0]]]", "--updates", "9")
+    main(["compare", "half_steps[lr=0.1|0.2]", "sync[lr=0.1]", *own, "--folder", "all"])
+    main(["train", "half_steps[lr=0.1]", *own, "--folder", "run"])
+    capsys.readouterr()
+    names = ["half_steps[lr=0.1]", "half_steps[lr=0.2]", "sync[lr=0.1]"]
+    for more in ((), ("--import", "mine.py")):
+        line, page = shown(capsys, "all", *more)
+        assert [run["algorithm"] for run in line["runs"]] == names and "HalfSteps" not in page
+        line, page = shown(capsys, "run", *more)
+        assert line["algorithm"] == "half_steps[lr=0.1]" and "HalfSteps" not in page
+        assert dd.load("all").best().method.tolist() == ["half_steps", "sync"]
+        main(["report", "all", "run", *more])
+        capsys.readouterr()
+        assert "HalfSteps" not in Path("report.html").read_text().split('id="settings"')[0]
+    Path("all/comparison.parquet").unlink()
+    assert [run["algorithm"] for run in shown(capsys, "all")[0]["runs"]] == names, "as its command has them"
+    Path("all/command.toml").unlink()
+    own_class = shown(capsys, "all")[0]["runs"][0]["algorithm"]
+    assert own_class == "HalfSteps[lr=0.1,limit=5]", "nobody has called it otherwise"

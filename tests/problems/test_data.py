@@ -10,6 +10,8 @@ from typing import Any
 
 import cloudpickle
 import numpy as np
+import pandas as pd
+import polars as pl
 import pytest
 import torch
 from torch import Tensor, nn
@@ -374,6 +376,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "sum": (lambda: dd.Network(mlp(), nn.CrossEntropyLoss(reduction="sum"), PAIRS), "sum over the minibatch, not a mean"),
     "metric's name": (lambda: network(metrics={"loss": hits}), "columns already"),
     "accuracy twice": (lambda: network(test=PAIRS[0], metrics={"accuracy": hits}), "'accuracy', which test= gives"),
+    "a loss's class": (
+        lambda: dd.Network(mlp(), nn.CrossEntropyLoss, PAIRS),
+        r"loss is <class .*CrossEntropyLoss'>; .* such as CrossEntropyLoss\(\)",
+    ),
+    "a loss's name": (lambda: dd.Network(mlp(), "cross_entropy", PAIRS), "loss is 'cross_entropy'; expected a function"),
+    "a step's class": (lambda: dd.Network(mlp(), shards=PAIRS, step=OwnLoss), "step is <class .* an instance"),
     "no metric": (lambda: network(metrics={"hits": 3}), "expected a name and a function"),
     "no metrics by name": (lambda: network(metrics=[hits]), "metrics is .*by name"),
     "many numbers": (lambda: network(metrics={"hits": lambda model, batch: model(batch[0])}), "one number"),
@@ -509,4 +517,45 @@ def test_an_error_in_a_user_s_function_names_the_worker():
     problem = dd.Network(torch.nn.Linear(2, 1), torch.nn.functional.mse_loss, shard, 2, workers=3)
     with pytest.raises(OSError, match="no such disk") as error:
         dd.simulate(dd.DuDe(0.1), problem, dd.FixedSpeeds([1.0, 2.0, 3.0]), updates=5)
-    assert traceback.format_exception(error.value)[-1].strip() == "shards(2) raised OSError: no such disk"
+    last = traceback.format_exception(error.value)[-1].strip()
+    assert last == "the data of worker 2 could not be built: shards(2) raised OSError: no such disk"
+
+
+def test_data_of_another_type_than_the_weights_are_refused_with_what_to_do() -> None:
+    model, loss = nn.Linear(2, 1), nn.functional.mse_loss
+
+    def shard(worker: int) -> Any:
+        return np.ones((4, 2)), np.ones((4, 1))  # float64, as numpy has it
+
+    with pytest.raises(
+        dd.BadInput, match=r"same dtype.*weights are torch\.float32: give inputs of that type, with \.float"
+    ):
+        dd.Network(model, loss, [shard(0)], 2)
+    problem = dd.Network(model, loss, shard, 2, workers=2)
+    with pytest.raises(RuntimeError, match="same dtype") as error:
+        dd.simulate(dd.DuDe(0.1), problem, dd.FixedSpeeds([1.0, 2.0]), updates=5)
+    last = traceback.format_exception(error.value)[-1]
+    assert "worker 0's first gradient could not be computed" in last and ".float()" in last
+
+
+FRAME, SERIES = pd.DataFrame({"a": [1.0, 2.0, 3.0], "b": [0.0, 1.0, 2.0]}), pd.Series([0, 1, 1])
+NO_TENSORS: dict[str, tuple[Any, str]] = {
+    "a frame and a column": ((FRAME, SERIES), r"\[0\] is a DataFrame; expected a tensor.*to_numpy\(\)\)\.float\(\)"),
+    "a column": ((torch.ones(3, 2), SERIES), r"\[1\] is a Series; .*for classes torch\.tensor\(column\.to_numpy\(\)\)"),
+    "a frame alone": (FRAME, "is a DataFrame; expected"),
+    "a frame in a dict": ((({"x": FRAME},), SERIES), r"\[0\]\[0\]\['x'\] is a DataFrame"),
+    "a frame of polars": ((pl.DataFrame(FRAME.to_dict("list")), torch.ones(3)), r"\[0\] is a DataFrame"),
+    "a list": (([[1.0], [2.0]], torch.ones(2)), r"\[0\] is a list; expected a tensor or an array.*torch\.tensor"),
+}
+
+
+@pytest.mark.parametrize("name", NO_TENSORS)
+def test_what_is_no_tensor_is_named_with_what_to_do(name: str) -> None:
+    data, message = NO_TENSORS[name]
+    for call in (
+        lambda: dd.Network(nn.Linear(2, 2), cross_entropy, [data]),
+        lambda: dd.problems.shards(data, 2),
+        lambda: dd.problems.shards(data, 2, "iid"),
+    ):
+        with pytest.raises(dd.BadInput, match=message):
+            call()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
+import pandas as pd
+import polars as pl
 import pytest
 import torch
 from hypothesis import given, settings
@@ -175,9 +178,50 @@ def test_a_large_alpha_is_nearly_iid() -> None:
 
 def test_groups_are_workers_or_are_dealt_whole() -> None:
     groups = np.array(["b", "a", "c", "a", "b", "a", "d"])
-    assert [part.tolist() for part in split_samples(groups, None, "group", groups=groups)] == [[1, 3, 5], [0, 4], [2], [6]]
+    assert [part.tolist() for part in split_samples(groups, None, "group", groups=groups)] == [[0, 4], [1, 3, 5], [2], [6]]
     parts = split_samples(groups, 2, "group", groups=groups)
     assert [sorted(set(groups[part].tolist())) for part in parts] == [["a", "d"], ["b", "c"]]
+
+
+GROUPS = ["south", "north", "south", "east", "north", "south"]
+
+
+@pytest.mark.parametrize("kind", [list, np.array, pd.Series, pl.Series, lambda names: pd.Series(names, dtype="category")])
+def test_groups_are_workers_in_the_order_in_which_they_appear_and_are_named(kind: Any) -> None:
+    parts = shards((torch.arange(6.0).view(6, 1), torch.arange(6)), split="group", groups=kind(GROUPS))
+    assert [part[1].tolist() for part in parts] == [[0, 2, 5], [1, 4], [3]]
+    assert parts.groups == [["south"], ["north"], ["east"]]
+    problem = dd.Network(torch.nn.Linear(1, 6), torch.nn.functional.cross_entropy, parts, 2)
+    assert problem.groups == problem.reseeded(3).groups == parts.groups
+    two = shards((torch.arange(6.0).view(6, 1), torch.arange(6)), 2, "group", groups=kind(GROUPS))
+    assert two.groups == [["south"], ["north", "east"]] and [len(part[1]) for part in two] == [3, 3]
+    assert shards(torch.ones(6, 1), 2, "iid", groups=kind(GROUPS)).groups is None
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        ["b", None, "a", None],
+        ["b", math.nan, "a", math.nan],
+        [1.0, math.nan, 2.0, math.nan],
+        np.array([1.0, math.nan, 2.0, math.nan]),
+        np.array(["b", math.nan, "a", None], dtype=object),
+        np.array(["2024-05-01", "NaT", "2024-05-02", "NaT"], dtype="datetime64[D]"),
+        torch.tensor([1.0, math.nan, 2.0, math.nan]),
+        pd.Series(["b", None, "a", None]),
+        pd.Series([1, None, 2, None], dtype="Int64"),
+        pd.Series(["b", pd.NA, "a", pd.NA], dtype="string"),
+        pl.Series(["b", None, "a", None]),
+    ],
+    ids=lambda groups: f"{type(groups).__module__} {getattr(groups, 'dtype', groups)}",
+)
+def test_a_column_in_which_entries_are_missing_is_refused_with_how_many_and_where(groups: Any) -> None:
+    words = "has no value for 2 of 4 samples, the first of them number 1; expected one for each. Leave these samples out"
+    with pytest.raises(dd.BadInput, match=f"groups {words}"):
+        split_samples(range(4), None, "group", groups=groups)
+    for split in ("dirichlet[alpha=1]", "label", "label_k[k=1]"):
+        with pytest.raises(dd.BadInput, match=f"labels {words}"):
+            split_samples(groups, 2, split)
 
 
 @pytest.mark.parametrize(
@@ -206,6 +250,8 @@ def test_a_split_that_cannot_be_is_refused(arguments: tuple[object, ...], words:
 def test_groups_that_do_not_fit() -> None:
     with pytest.raises(dd.BadInput, match="groups has 3 entries for 4 samples"):
         split_samples(range(4), None, "group", groups=[0, 1, 2])
+    with pytest.raises(dd.BadInput, match=r"groups has an entry that cannot name a group .* expected texts or numbers"):
+        split_samples(range(2), None, "group", groups=[["a"], ["b"]])
     with pytest.raises(dd.BadInput, match="2 groups for 3 workers"):
         split_samples(range(4), 3, "group", groups=[0, 1, 0, 1])
 
@@ -235,9 +281,26 @@ def test_own_data_of_any_structure_are_dealt() -> None:
             assert torch.equal(rows, x[y == number])
 
 
+def test_data_in_one_another_are_dealt_by_their_rows() -> None:
+    x, y = torch.arange(24.0).view(12, 2), torch.arange(12) % 3
+    data = ({"color": x, "numbers": (x.numpy(), y)}, y)
+    for number, (inputs, targets) in enumerate(parts := shards(data, 3, "label")):
+        rows = y == number
+        assert torch.equal(inputs["color"], x[rows]) and torch.equal(inputs["numbers"][1], y[rows])
+        assert (inputs["numbers"][0] == x[rows].numpy()).all() and torch.equal(targets, y[rows])
+
+    def step(model: Any, batch: Any) -> Any:
+        inputs, targets = batch
+        return torch.nn.functional.cross_entropy(model(inputs["color"] + inputs["numbers"][0]), targets)
+
+    assert dd.Network(torch.nn.Linear(2, 3), shards=parts, batch_size=2, step=step).samples(0) == 4
+    with pytest.raises(dd.BadInput, match="columns of 12, 12, 11, 12 rows"):
+        shards(({"color": x, "numbers": (x, y[:11])}, y), 3, "label")
+
+
 def test_own_data_become_a_problem_in_one_call() -> None:
     x, y = torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 3
-    sites = np.repeat(["north", "south", "west"], 20)
+    sites = np.repeat(["south", "west", "north"], 20)
     for split, groups in (("dirichlet[alpha=1,minimum=1]", None), ("group", sites)):
         parts = shards((x, y), None if groups is not None else 3, split, groups=groups)
         problem = dd.Network(torch.nn.Linear(4, 3), torch.nn.functional.cross_entropy, parts, 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
 from dualdelay.cli import main
+from dualdelay.runs.outcome import read_run, state_of
+from dualdelay.storage.folder import Folder
 from helpers import rounding
 from own import Scaled, Scenario, centers, differences, mlp, shards
 from tables import CASES, LR
@@ -185,6 +188,45 @@ def test_a_run_of_a_method_of_ones_own_is_loaded_too(tmp_path: Path) -> None:
     dd.simulate(own(LR), *CASES["q3"], updates=6, folder=tmp_path / "run")
     assert dd.load(tmp_path / "run").algorithm is None
     assert list(dd.load(tmp_path / "run").state_dict()) == ["x"]
+
+
+def test_a_run_that_is_under_way_says_in_which_process(tmp_path: Path) -> None:
+    seen: list[dd.Run] = []
+
+    def look(state: dd.State, a: dd.Arrival) -> None:
+        if state.version == 8:
+            seen.append(dd.load(tmp_path / "run"))
+            assert state_of(seen[0]) == "under way"
+        if state.version == 12:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        dd.simulate(dd.DuDe(LR), *CASES["q3"], updates=20, watch=[look], checkpoint_every=4, folder=tmp_path / "run")
+    assert f"it is under way in process {os.getpid()} on " in seen[0].notes[-1]
+    after = dd.load(tmp_path / "run")
+    assert state_of(after) == "interrupted" and not any("under way" in note for note in after.notes)
+    (tmp_path / "run" / "lock").write_text("process 1 on here, since yesterday")  # as one that was killed leaves it
+    assert state_of(dd.load(tmp_path / "run")) == "interrupted"
+    assert state_of(dd.resume(tmp_path / "run")) == ""
+
+
+@pytest.mark.parametrize("name", ["result.json", "metrics.parquet", "model.safetensors"])
+def test_a_finished_run_whose_end_cannot_be_read_is_damaged_and_not_only_interrupted(name: str, tmp_path: Path) -> None:
+    dd.simulate(dd.DuDe(LR), *CASES["q3"], updates=6, folder=tmp_path / "run")
+    assert read_run(tmp_path / "run")[1] == ""
+    (tmp_path / "run" / name).write_bytes(b"no")
+    run, damage = read_run(tmp_path / "run")
+    assert f"{name} is damaged" in damage and run.version == 6
+    (tmp_path / "run" / "result.json").unlink()
+    assert read_run(tmp_path / "run")[1] == "", "what it lacks is not written before the end"
+
+
+def test_a_note_ends_without_a_full_stop(tmp_path: Path) -> None:
+    scenario = Scenario(dd.DuDe(LR), CASES["q3"][0], THREE, updates=40, checkpoint_every=4)
+    scenario.killed(tmp_path / "run", 24)
+    Folder(tmp_path / "run").fail("index 3 is out of bounds.")
+    run = dd.load(tmp_path / "run")
+    assert run.ended == "failed" and run.notes[-1] == "it could not go on: index 3 is out of bounds"
 
 
 # --- the best model ---

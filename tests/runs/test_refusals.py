@@ -348,6 +348,13 @@ COMPARISONS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     },
     "one algorithm": (lambda: compare(dude), ("expected a list of them: [dd.DuDe",)),
     "a method's name": (lambda: compare([dude, "dude"]), ("expected a list of them",)),
+    **{
+        f"a number of seeds {seeds!r}": (
+            lambda seeds=seeds: compare(seeds=seeds),
+            ("seeds is 3", "seeds=range(3) or seeds=[3]"),
+        )
+        for seeds in (3, np.int64(3), torch.tensor(3))
+    },
     "half a seed": (lambda: compare(seeds=1.5), ("seeds is 1.5", "seeds=[0, 1, 2]")),
     **{
         f"seeds {seeds!r}": (lambda seeds=seeds: compare(seeds=seeds), ("seed", "expected"))

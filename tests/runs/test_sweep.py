@@ -184,6 +184,18 @@ def test_what_cannot_be_is_refused_with_one_clear_error_and_nothing_is_written(n
     assert not (tmp_path / "sweep").exists()
 
 
+def test_the_folder_of_a_single_run_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+    dd.simulate(dd.DuDe(LR), noisy, pace, updates=3, folder=tmp_path / "run")
+    before = content(tmp_path)
+    for call in (
+        lambda: sweep({"algorithm": [dd.DuDe(LR)]}, folder=tmp_path / "run"),
+        lambda: dd.compare([dd.DuDe(LR)], noisy, pace, updates=3, folder=tmp_path / "run"),
+    ):
+        with pytest.raises(dd.BadInput, match=r"run is the folder of a single run.* choose another"):
+            call()
+    assert content(tmp_path) == before
+
+
 @pytest.mark.parametrize(
     ("method", "axis"),
     [(dd.FedBuff(LR, buffer=2), {"staleness": [None, 0.5]}), (dd.MIFA(LR), {"active": [None, 2]})],

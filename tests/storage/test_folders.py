@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import resource
 import shutil
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 
 import dualdelay as dd
 from dualdelay.cli import main
+from dualdelay.storage import files
 from dualdelay.storage.files import Damaged, load_record, save_record
 from dualdelay.storage.folder import Folder
 from own import FILES, Killed, Scenario, centers, content, differences, kill_at, seen, usual
@@ -379,6 +381,61 @@ def test_a_folder_that_exists_or_cannot_be_made_is_refused(place: str, message: 
     with pytest.raises(dd.DualDelayError, match=message):
         usual.run(folder=tmp_path / place)
     assert content(tmp_path) == {"letter.txt": b"dear"}
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755])
+def test_an_empty_folder_that_exists_becomes_the_run_s_and_stays_as_private(
+    mode: int, straight: Any, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    folder.chmod(mode)
+    assert differences(usual.run(folder=folder), straight) == []
+    assert folder.stat().st_mode & 0o777 == mode
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    with pytest.raises(dd.BadInput, match=r"exists; a run has a folder of its own.*dualdelay resume"):
+        usual.run(folder=folder)
+
+
+def test_what_is_put_into_an_empty_folder_before_its_run_begins_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    save_weights = files.save_weights
+
+    def interfering(*arguments: Any) -> str:
+        (folder / "letter.txt").write_text("dear")
+        return save_weights(*arguments)
+
+    monkeypatch.setattr(files, "save_weights", interfering)
+    with pytest.raises(dd.BadInput, match="exists; a run has a folder of its own"):
+        usual.run(folder=folder)
+    assert content(tmp_path) == {"run/letter.txt": b"dear"}
+
+
+def test_an_empty_folder_that_nothing_can_take_the_place_of_is_refused_with_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (tmp_path / "link").symlink_to(folder)
+    with pytest.raises(dd.BadInput, match="exists; a run has a folder of its own"):
+        usual.run(folder=tmp_path / "link")
+    with monkeypatch.context() as patched:
+        patched.setattr(os.path, "ismount", lambda path: path == folder)
+        with pytest.raises(dd.BadInput, match=r"something is mounted there\. Name a new one in it, such as .*run/run"):
+            usual.run(folder=folder)
+    for place in (folder, tmp_path):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "access", lambda path, mode, place=place: path != place)
+            with pytest.raises(dd.BadInput, match=r"cannot be written\. Name a new one in it"):
+                usual.run(folder=folder)
+    monkeypatch.chdir(folder)
+    for place in (Path(), folder):
+        with pytest.raises(dd.BadInput, match=r"this process is in it\. Name a new one in it"):
+            usual.run(folder=place)
+    assert list(folder.iterdir()) == [] and usual.run(folder=folder / "run").version == 24
 
 
 @pytest.mark.parametrize("place", ["nowhere", "letter.txt", "letter.txt/run", "."])

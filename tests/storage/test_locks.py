@@ -127,7 +127,10 @@ def test_a_lock_that_is_a_link_or_a_folder_is_not_followed(kind: str, killed: Pa
     assert (tmp_path / "letter.txt").read_text() == "dear"
 
 
-def test_of_threads_that_create_one_folder_one_gets_it_and_the_others_are_refused(straight: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("there", [False, True], ids=["new", "empty"])
+def test_of_threads_that_create_one_folder_one_gets_it_and_the_others_are_refused(
+    there: bool, straight: Any, tmp_path: Path
+) -> None:
     def create(folder: Path, gate: threading.Barrier) -> dd.Run | str:
         gate.wait()
         try:
@@ -137,6 +140,8 @@ def test_of_threads_that_create_one_folder_one_gets_it_and_the_others_are_refuse
 
     with ThreadPoolExecutor(3) as pool:
         for turn in range(8):
+            if there:
+                (tmp_path / f"run{turn}").mkdir()
             gate = threading.Barrier(3)
             results = list(pool.map(create, [tmp_path / f"run{turn}"] * 3, [gate] * 3))
             refusals = [result for result in results if isinstance(result, str)]

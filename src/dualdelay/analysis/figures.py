@@ -9,7 +9,7 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from ..algorithms import ALGORITHMS
 from ..core import Algorithm
 from ..core.errors import BadInput, nearest, require_one_of, shortened
 from ..core.version import install_command
-from ..engine.metrics import metric_and_way
+from ..engine.metrics import NAMES, metric_and_way
 from ..engine.statistics import margin
 from ..engine.table import Column, Table
 from ..runs.names import known
@@ -228,12 +228,12 @@ def drawn(
 
     Arguments:
         clock: what stands below the axis of time.
-        metrics: the columns to draw; by default the objective and, where there is one, the accuracy.
+        metrics: the columns to draw; by default the objective, the accuracy where there is one, and a sweep's own metrics.
         x: the column along the horizontal axis: time, version, or any other that grows.
         by: the column that names a curve; by default algorithm, or method if there is none. Of more than eight those
             are drawn that end best.
         panels: the columns whose values have panels of their own; by default problem and speeds, since objectives of
-            different ones are not comparable.
+            different ones are not comparable. Panels of one problem have one scale.
         bands: "range" (from the lowest to the highest seed), "std" (one standard deviation on both sides), "interval"
             (Student's 95 % interval of the mean) or "none".
         labels: other texts for curves in the legend, by their names.
@@ -245,8 +245,8 @@ def drawn(
     plt = pyplot()
     chart = _Chart.of(table, x, by, panels)
     columns = [metrics] if isinstance(metrics, str) else list(metrics or ("objective",))
-    if metrics is None and "accuracy" in table and np.isfinite(table.accuracy).any():
-        columns.append("accuracy")
+    if metrics is None:
+        columns += [name for name in ("accuracy", *_own_metrics(table)) if name in table and np.isfinite(table[name]).any()]
     for name in (x, *columns):
         if name not in table or table[name].dtype.kind not in "fiu":
             raise BadInput(f"there is no column of numbers {name!r} to draw; {nearest(name, table)}")
@@ -257,21 +257,27 @@ def drawn(
     down = len(shown) if len(columns) > 1 else math.ceil(len(shown) / across)
     height = 3.8 if len(drawn_labels) <= _MOST_INSIDE else 4.2 + 0.1 * len(drawn_labels)
     inches = size or (5.2 * across, height + 3.2 * (down - 1))
-    figure, grid = plt.subplots(down, across, figsize=inches, squeeze=False, layout="constrained")
+    shared = chart.shares_scale and ("col" if len(columns) > 1 else "all")
+    figure, grid = plt.subplots(down, across, figsize=inches, squeeze=False, layout="constrained", sharey=shared)
     axes = list(grid.flat)
+    spans: dict[Any, _Span] = {}  # of what the panels with one scale show
     looks, failures = _looks(drawn_labels, _own_classes(table)), chart.failures()
     texts = {label: _visible((labels or {}).get(label, label)) for label in (*drawn_labels, *failures)}
     texts = {label: text + failures.get(label, "") for label, text in texts.items()}
     for (setting, best), column in itertools.product(shown, columns):
         axis = axes.pop(0)
         styles = {label: {**looks[label], "label": texts[label]} for label in best}
-        _draw_curves(axis, chart, setting, column, styles, bands, log)
+        span = spans.setdefault(column if chart.shares_scale else axis, _Span(column))
+        _draw_curves(axis, chart, setting, column, styles, bands, span)
+        span.axes.append(axis)
         axis.set(xlabel=clock if x == "time" else _AXES.get(x, x), ylabel=_AXES.get(column, column.replace("_", " ")))
         axis.set_title(setting if len(chart.settings) > 1 else "", fontsize=9, parse_math=False)
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
     for axis in axes:  # those that are left over
         figure.delaxes(axis)
+    for span in spans.values():
+        span.scale(log)
     for label in failures:
         if label not in chart.ended:  # all its runs failed: it is in the legend alone
             figure.axes[-1].plot([], [], label=texts[label], linestyle="none")
@@ -304,6 +310,7 @@ class _Chart:
     x: str
     by: str | None
     curves: Mapping[str, Mapping[str, Sequence[Sequence[int]]]]  # by the panel's title and the curve's name, for each seed
+    shares_scale: bool  # whether all panels are of one problem
 
     @classmethod
     def of(cls, table: Table, x: str, by: str | None, panels: str | Sequence[str] | None) -> _Chart:
@@ -319,7 +326,7 @@ class _Chart:
                 title = ", ".join(_panel_text(name, value) for name, value in zip(apart, key, strict=False))
                 label = str(key[len(apart)]) if by else ""
                 curves.setdefault(title, {}).setdefault(label, []).append(sorted(rows, key=table[x].__getitem__))
-        return cls(table, x, by, curves)
+        return cls(table, x, by, curves, "problem" not in apart)
 
     @property
     def settings(self) -> list[str]:
@@ -403,10 +410,78 @@ def _own_classes(table: Table) -> dict[str, type]:
     return found
 
 
+def _own_metrics(table: Table) -> list[str]:
+    """The metrics of the user's own that a table of runs has."""
+    if not isinstance(table, Sweep):  # of another table nobody knows which columns are metrics
+        return []
+    return [name for name in table if name not in (*NAMES, *table.names) and table[name].dtype.kind in "fiu"]
+
+
 def _visible(label: str) -> str:
     """A label that matplotlib shows and has room for: it hides those that begin with an underscore."""
     text = f" {label}" if label.startswith("_") else label
     return text if len(text) <= _LABEL_LENGTH else shortened(text, _LABEL_LENGTH // 3)
+
+
+@dataclass
+class _Span:
+    """From where to where the curves of panels with one scale go, and their bands."""
+
+    column: str
+    axes: list[Any] = field(default_factory=list)
+    low: float = math.inf  # of the curves; one that diverges is followed a little way only
+    high: float = -math.inf
+    least: float = math.inf  # above zero
+    bands: list[tuple[Any, Column, Column, Column, str]] = field(default_factory=list)  # axis, x, edges, colour
+
+    def see(self, values: Column) -> None:
+        """Make room for the values of a curve, a row for each seed."""
+        finite = values[np.isfinite(values)]
+        if len(finite):
+            most = DIVERGED * abs(float(values[0, 0])) if self.column == "objective" else math.inf
+            self.low, self.high = min(self.low, float(finite.min())), max(self.high, min(float(finite.max()), most))
+            self.least = min([self.least, *finite[finite > 0].tolist()])
+
+    def scale(self, log: str | None) -> None:
+        """Draw the bands and set the axes: as far as the curves go, and the bands where they do not go much further."""
+        ratio = self.high / self.low if 0 < self.low < self.high else 1.0
+        logarithmic = self.column == "objective" and ratio > 5 if log is None else "y" in log  # over less: too few labels
+        low = self.least if logarithmic else self.low
+        room = 1.5 if logarithmic else 0.5 * (self.high - self.low)
+        lowest, highest = (low / room, self.high * room) if logarithmic else (low - room, self.high + room)
+        edges = [low, self.high]
+        for axis, x, below, above, colour in self.bands:
+            if logarithmic:  # where there is no zero to go to
+                below, above = np.clip(below, lowest, None), np.clip(above, lowest, None)
+            axis.fill_between(x, below, above, color=colour, alpha=0.15, linewidth=0)
+            edges += [edge for edge in (*below.tolist(), *above.tolist()) if math.isfinite(edge)]
+        low, high = max(min(edges), lowest), min(max(edges), highest)
+        for axis in self.axes:
+            for name in log or "":
+                axis.set(**{f"{name}scale": "log"})
+            if "x" in (log or ""):
+                _write_out(axis.xaxis)
+            if logarithmic:
+                axis.set_yscale("log")
+                _label_log(axis.yaxis, high / low if 0 < low < high else math.inf)
+        if not low < high:
+            return
+        margin = 0.05 * (high - low)
+        for axis in self.axes:
+            if logarithmic and low > 0:
+                axis.set_ylim(low / 1.15, high * 1.15)
+            elif not logarithmic and self.column == "objective":
+                axis.set_ylim(low - margin, high + margin)
+
+
+def _label_log(axis: Any, ratio: float) -> None:
+    """Label a logarithmic axis that spans such a ratio, with several numbers also where it is small."""
+    from matplotlib import ticker
+
+    _write_out(axis, (1.0, 2.0, 3.0, 5.0, 7.0) if ratio < 30 else (1.0, 2.0, 5.0) if ratio < 1000 else (1.0,))
+    if ratio < 4:
+        axis.set_major_locator(ticker.MaxNLocator(7, steps=[1, 2, 2.5, 5, 10]))
+        axis.set_minor_locator(ticker.NullLocator())
 
 
 def _draw_curves(
@@ -416,30 +491,15 @@ def _draw_curves(
     column: str,
     styles: Mapping[str, Mapping[str, Any]],
     bands: str,
-    log: str | None,
+    span: _Span,
 ) -> None:
     """Draw one column in one panel, a curve for each label in ``styles``."""
-    low, high = math.inf, -math.inf  # of what is drawn; a curve that diverges is followed a little way only
     for label, style in styles.items():
         grid, values = chart.values(setting, label, column)
         axis.plot(grid, values.mean(0), **style)
         if len(values) > 1 and bands != "none":
-            axis.fill_between(grid, *band(values, bands), color=style["color"], alpha=0.15, linewidth=0)
-        finite = values[np.isfinite(values)]
-        if len(finite):
-            most = DIVERGED * abs(float(values[0, 0])) if column == "objective" else math.inf
-            low, high = min(low, float(finite.min())), max(high, min(float(finite.max()), most))
-    for name in log or "":
-        axis.set(**{f"{name}scale": "log"})
-        _write_out(getattr(axis, f"{name}axis"))
-    if column != "objective" or not low < high:
-        return
-    if low > 0 and ("y" in log if log is not None else high / low > 5):  # over less it would have too few labels
-        axis.set_yscale("log")
-        _write_out(axis.yaxis, (1.0, 2.0, 5.0) if high / low < 1000 else (1.0,))
-        axis.set_ylim(low / 1.15, high * 1.15)
-    elif "y" not in (log or ""):
-        axis.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+            span.bands.append((axis, grid, *band(values, bands), style["color"]))
+        span.see(values)
 
 
 def band(values: Column, kind: str) -> tuple[Column, Column]:

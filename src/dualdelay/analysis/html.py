@@ -18,7 +18,7 @@ from ..runs.names import label, settings
 from ..runs.seeds import seeded_speeds
 from ..runs.sweep import Sweep
 from ..simulation.speeds import SpeedModel
-from .printing import number
+from .printing import counted, ending, measured, number
 
 _MOST_ROWS = 8
 _JOBS = 20  # of a worker, that a mean is taken over
@@ -27,15 +27,11 @@ _JOBS = 20  # of a worker, that a mean is taken over
 def run_html(run: Run) -> str:
     """How a run ended, in a few numbers."""
     summary = run.summary()
-    facts: dict[str, Any] = {
-        name: summary[name] for name in ("objective", "pooled_loss", "accuracy", "gradient_norm") if name in summary
-    }
-    facts |= {name: run.metrics[name][-1] for name in run.metrics if name in getattr(run.problem, "metric_names", ())}
-    facts = {name: value for name, value in facts.items() if math.isfinite(value)}
+    facts: dict[str, Any] = {name: summary[name] for name in measured([summary], run.metrics)}
     counts = {"updates": run.version, "arrivals": len(run.trace), "time": run.time, "tau_max": run.delays.tau_max}
     counts |= {"audit": run.audit} if run.audit is not None else {}
     name = "Run" if run.algorithm is None else label(run.algorithm)
-    return _pairs(f"{name}: {run.ending}", {**facts, **counts, **run.faults}) + _notes(run.notes)
+    return _pairs(f"{name}: {ending(run)}", {**facts, **counts, **run.faults}) + _notes(run.notes)
 
 
 def table_html(table: Table) -> str:
@@ -45,7 +41,9 @@ def table_html(table: Table) -> str:
         ends = np.cumsum([len(run.metrics) for run in table.runs if run is not None]) - 1
         last = [rows[end] for end in ends]
         failed = tuple(f"run {number_} failed: {why}" for number_, why in table.failed.items())
-        return _grid(f"{len(table.runs)} runs, each at its end", names, last, "runs") + _notes((*failed, *table.notes))
+        return _grid(f"{counted(len(table.runs), 'run')}, each at its end", names, last, "runs") + _notes(
+            (*failed, *table.notes)
+        )
     return _grid("", names, rows, "rows")
 
 

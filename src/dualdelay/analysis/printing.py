@@ -8,7 +8,8 @@ import inspect
 import math
 import textwrap
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,11 @@ from rich.text import Text
 
 from ..core.errors import BadInput
 from ..engine.delays import used_in
+from ..engine.metrics import NAMES
 from ..engine.result import Run
 from ..engine.table import Table
 from ..runs.names import label, parameters
+from ..runs.outcome import state_of
 from ..runs.sweep import Sweep
 from ..simulation.speeds import SpeedModel
 from ..theory.advice import KAPPA, Advice, Later
@@ -29,6 +32,8 @@ from ..theory.constants import Constants, Estimate
 from .figures import DIVERGED
 
 _MOST_RANKED = 4  # methods that the sentence about a comparison names beside the best
+_MOST_WARNINGS = 6  # methods of which it says what is wrong with their runs
+_USUAL = ("objective", "pooled_loss", "accuracy", "gradient_norm")  # metrics, before those of the user's own
 _MOST_WORKERS = 30  # rows in the table of a run's workers
 _MOST_HETEROGENEOUS = 10  # rows in the table of the most heterogeneous workers
 _STATES = {"left": "left", "frozen": "frozen", "joined": "present", "thawed": "present"}  # of a worker after an event
@@ -39,12 +44,39 @@ def number(value: float | None, digits: int = 4) -> str:
     return "-" if value is None or not math.isfinite(value) else f"{value:,.{digits}g}"
 
 
+def counted(count: int, noun: str) -> str:
+    """So many of something."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def ending(run: Run) -> str:
+    """How a run ended, in words, or that it goes on."""
+    return "under way" if state_of(run) == "under way" else run.ending
+
+
+def measured(summaries: Sequence[Mapping[str, Any]], metrics: Iterable[str]) -> list[str]:
+    """Those metrics, the usual ones first, that at least one run has a value of at its end."""
+    known = [name for name in dict.fromkeys(metrics) if name not in NAMES]
+    return [name for name in (*_USUAL, *known) if any(number(one.get(name)) != "-" for one in summaries)]
+
+
 def _spread(values: Sequence[float]) -> str:
     """The mean over seeds, with the standard deviation where there are several."""
     mean = number(float(np.mean(values)))
     if len(values) == 1 or not np.isfinite(values).all():
         return mean
     return f"{mean} ±{number(float(np.std(values, ddof=1)), 2)}"
+
+
+def _mean_count(counts: Sequence[int]) -> str:
+    """The mean of whole numbers, such as updates, with all its digits before the point."""
+    mean = float(np.mean(counts))
+    return f"{mean:,.0f}" if mean.is_integer() else f"{mean:,.1f}"
+
+
+def _spread_of_counts(counts: Sequence[int]) -> str:
+    more = f" ±{number(float(np.std(counts, ddof=1)), 2)}" if len(counts) > 1 else ""
+    return f"{_mean_count(counts)}{more}"
 
 
 def _grid(title: str, first: str, *columns: str) -> Grid:
@@ -71,7 +103,7 @@ def print_rows(
 def print_run(run: Run, console: Console, name: str = "") -> None:
     """Print how a run ended, and what each of its workers did; the method's name is needed where the run has none."""
     summary, trace, events = run.summary(), run.trace, Counter(event["kind"] for event in run.trace.events)
-    metrics = ("objective", "pooled_loss", "accuracy", "gradient_norm")
+    metrics = ["objective"] if not len(run.metrics) else measured([summary], run.metrics) or ["objective"]
     facts = {name.replace("_", " "): number(summary.get(name)) for name in metrics}
     facts |= {"updates": f"{run.version:,}", "arrivals": f"{len(trace):,}", "rejected": f"{run.rejected:,}"}
     if run.gradients != len(trace):
@@ -79,8 +111,8 @@ def print_run(run: Run, console: Console, name: str = "") -> None:
     facts["MB sent up, down"] = f"{number(run.bytes_up / 1e6)}, {number(run.bytes_down / 1e6)}"
     facts |= {kind: f"{events[kind]:,}" for kind in ("crashed", "failed") if events[kind]}
     facts["tau_max, tau_avg"] = f"{run.delays.tau_max:,}, {number(run.delays.tau_avg)}"
-    facts["audit of the sum (relative error)"] = number(run.audit)
-    grid = _grid(f"{name or label(run.algorithm)}: {run.ending.removesuffix(' by time')} at time {run.time:g}", "", "")
+    facts |= {"audit of the sum (relative error)": number(run.audit)} if run.audit is not None else {}
+    grid = _grid(f"{name or label(run.algorithm)}: {ending(run).removesuffix(' by time')} at time {run.time:g}", "", "")
     grid.show_header = False
     for fact in facts.items():
         grid.add_row(*fact)
@@ -117,27 +149,33 @@ def print_comparison(sweep: Sweep, console: Console) -> None:
     """
     settings, chosen = sweep.settings(), _chosen(sweep, console)
     for setting, methods in settings.items():
-        times = sorted({run.time for runs in methods.values() for run in runs if run is not None})
+        ended = {name: [run for run in runs if run is not None] for name, runs in methods.items()}
+        all_ended = [run for runs in ended.values() for run in runs]
+        times = sorted({run.time for run in all_ended})
         if not times:
             continue
         when = f"at time {times[0]:g}" if len(times) == 1 else f"at the end (times {times[0]:g} to {times[-1]:g})"
-        rows = [["method", "updates", "objective F", "pooled loss", "accuracy", "tau_max", "audit", "runs"]]
+        metrics = measured([run.summary() for run in all_ended], (name for run in all_ended for name in run.metrics))
+        metrics = [name for name in metrics if name != "gradient_norm"]
+        audited = any(run.audit is not None for run in all_ended)
+        heads = ["objective F" if name == "objective" else name.replace("_", " ") for name in metrics]
+        rows = [["method", "updates", *heads, "tau_max", *(["audit"] if audited else []), "runs"]]
         for name, runs in methods.items():
-            ended = [run.summary() for run in runs if run is not None]
-            cells = ["-"] * 6
-            if ended:
-                means = ("updates", "objective", "pooled_loss", "accuracy")
-                audits = [summary["audit"] for summary in ended if summary["audit"] is not None]
-                cells = [_spread([summary[key] for summary in ended]) for key in means]
-                cells.append(f"{max(summary['tau_max'] for summary in ended):,}")
-                cells.append(number(max(audits), 1) if audits else "-")
-            rows.append([name, *cells, f"{len(ended)} of {len(runs)}"])
+            summaries = [run.summary() for run in ended[name]]
+            cells = ["-"] * (len(rows[0]) - 2)
+            if summaries:
+                audits = [summary["audit"] for summary in summaries if summary["audit"] is not None]
+                means = [_spread([summary.get(key, math.nan) for summary in summaries]) for key in metrics]
+                cells = [_spread_of_counts([summary["updates"] for summary in summaries]), *means]
+                cells.append(f"{max(summary['tau_max'] for summary in summaries):,}")
+                cells += [number(max(audits), 1) if audits else "-"] if audited else []
+            rows.append([name, *cells, f"{len(summaries)} of {len(runs)}"])
         if all(run is not None for runs in methods.values() for run in runs):
             rows = [row[:-1] for row in rows]
         seeds = max(map(len, methods.values()))
-        spread = f"mean ± standard deviation of {seeds} seeds; " if seeds > 1 else ""
-        caption = f"{spread}audit: the relative error of a kept sum of gradients, if one is kept"
-        print_rows(f"{setting}: {when}" if len(settings) > 1 else when, rows, console, caption)
+        said = [f"mean ± standard deviation of {seeds} seeds"] if seeds > 1 else []
+        said += ["audit: the relative error of a kept sum of gradients, if one is kept"] if audited else []
+        print_rows(f"{setting}: {when}" if len(settings) > 1 else when, rows, console, "; ".join(said) or None)
         if setting in chosen:
             print_rows("each method at its best settings, and seed by seed", chosen[setting], console)
 
@@ -198,12 +236,13 @@ def _with_edge(row: Mapping[str, Any], name: str, count: int) -> str:
 
 def sentence(sweep: Sweep) -> str:
     """What a comparison shows, in numbers: a line for each combination of problem and speeds."""
-    settings, lines = sweep.settings(), []
+    settings, lines, first = sweep.settings(), [], _methods(sweep)[0]
     for setting, methods in settings.items():
-        ranking = _ranking(methods, f"for {setting} " if len(settings) > 1 else "")
+        ends = {name: [End.of(run, "" if run is not None else "failed") for run in runs] for name, runs in methods.items()}
+        ranked = ranking(ends, f"for {setting} " if len(settings) > 1 else "")
         names = next(names for names in sweep.points if str(names["algorithm"]) in methods and _setting(names) == setting)
         table = sweep.where(**{name: names[name] for name in _SETTING if name in names})
-        lines.append(" ".join([f"Result: {ranking}", *_caveats(table)]))
+        lines.append(" ".join([f"Result: {ranked}", *caveats(table, first)]))
     return "\n".join(lines)
 
 
@@ -214,62 +253,96 @@ def _setting(names: Mapping[str, Any]) -> str:
     return ", ".join(str(names[name]) for name in _SETTING if name in names)
 
 
-def _caveats(table: Table) -> list[str]:
-    """What a ranking of methods does not say: how sure it is, and whether better settings may lie beyond those tried."""
+def caveats(table: Table, against: str = "") -> list[str]:
+    """What a ranking of methods does not say: how sure it is, and whether better settings may lie beyond those tried.
+
+    ``against`` is the method that a table beside it compares the others with; by default the best. An interval that both
+    have then has the same signs.
+    """
     over = [name for name in table.names if name not in (*_SETTING, "algorithm", "method", "seed")]
     try:
         best = sorted(table.best("method", over).rows(), key=lambda row: float(row["mean"]))
         if len(best) < 2:
             return []
-        apart = {row["method"]: row for row in table.paired(best[0]["method"], "method", over=over).rows()}
+        one, other = (best[k]["method"] for k in ((0, 1) if best[1]["method"] == against else (1, 0)))
+        apart = {row["method"]: row for row in table.paired(other, "method", over=over).rows()}[one]
     except BadInput:  # of runs that are not all there yet
         return []
-    second = apart[best[1]["method"]]
-    if second["n"] == 1:
+    low, high = apart["low"], apart["high"]
+    if apart["n"] == 1:
         doubt = "With one seed nothing is known of chance: --seeds 0 1 2 or more."
-    elif second["low"] > 0:
+    elif low > 0 or high < 0:
         doubt = ""
     else:
-        span = f"{number(second['low'], 3)} to {number(second['high'], 3)}"
-        doubt = (
-            f"The {second['n']} seeds do not separate {best[0]['method']} from {second['method']} (95 % interval of the "
-            f"difference: {span})."
-        )
+        span = f" (95 % interval of {one}'s objective less {other}'s: {number(low, 3)} to {number(high, 3)})"
+        span = span if math.isfinite(low) and math.isfinite(high) else ""
+        doubt = f"The {apart['n']} seeds do not separate {best[0]['method']} from {best[1]['method']}{span}."
     edges = [row["method"] for row in best if any(word in row["edge"] for word in ("lowest", "highest"))]
     beyond = f"Better settings may lie beyond those that were tried for {', '.join(edges)}." if edges else ""
     return [text for text in (doubt, beyond) if text]
 
 
-def _ranking(methods: Mapping[str, Sequence[Run | None]], where: str) -> str:
-    """Which methods end lowest in the mean over all seeds; one with a run that failed or diverged is not ranked."""
-    ended: dict[str, list[Run]] = {}
-    warnings = []
-    for name, runs in methods.items():
-        finite = [run for run in runs if run is not None and math.isfinite(run.metrics.objective[-1])]
-        if len(finite) == len(runs):
-            ended[name] = finite
-        else:
-            warnings.append(f"{name} failed or diverged in {len(runs) - len(finite)} of {len(runs)} runs")
-    starts = {name: float(np.mean([run.metrics.objective[0] for run in runs])) for name, runs in ended.items()}
-    final = {name: float(np.mean([run.metrics.objective[-1] for run in runs])) for name, runs in ended.items()}
+@dataclass(frozen=True)
+class End:
+    """How a run of a ranking ended."""
+
+    start: float
+    objective: float
+    updates: int
+    time: float
+    state: str  # why it has no end: failed, interrupted, under way or damaged; "" if it has one
+
+    @classmethod
+    def of(cls, run: Run | None, state: str) -> End:
+        """That of a run, which may be lost."""
+        if run is None or not len(run.metrics):
+            return cls(math.nan, math.nan, 0, math.nan, state)
+        objective = run.metrics.objective
+        return cls(float(objective[0]), float(objective[-1]), run.version, run.time, state)
+
+
+def ranking(methods: Mapping[str, Sequence[End]], where: str = "") -> str:
+    """Which methods end lowest in the mean over all seeds; one that lost a run, in whatever way, is not ranked."""
+    ranked = {name: runs for name, runs in methods.items() if all(map(_is_sound, runs))}
+    warnings = [f"{name} {_what_is_wrong(runs)}" for name, runs in methods.items() if name not in ranked]
+    if len(warnings) > _MOST_WARNINGS:
+        warnings[_MOST_WARNINGS:] = [f"and {len(warnings) - _MOST_WARNINGS:,} more are not ranked"]
+    starts = {name: float(np.mean([run.start for run in runs])) for name, runs in ranked.items()}
+    final = {name: float(np.mean([run.objective for run in runs])) for name, runs in ranked.items()}
     order = sorted(final, key=lambda name: final[name])
     warnings += [f"{name} ends above where it began" for name in order if final[name] > starts[name]]
     rest = f" {'; '.join(warnings)}." if warnings else ""
+    rest += " Not all of them have the same number of runs." if len({len(runs) for runs in ranked.values()}) > 1 else ""
     if not order:
         return f"{where}no method reached a finite objective in all its runs.{rest}"
     best, *others = order
     if not others and not warnings:
         return f"{where}{best} ends with objective {number(final[best])}."
-    updates = {name: f"{np.mean([run.version for run in runs]):,.0f}" for name, runs in ended.items()}
-    ranked = "; ".join(f"{name} {number(final[name])} after {updates[name]}" for name in others[:_MOST_RANKED])
+    updates = {name: _mean_count([run.updates for run in runs]) for name, runs in ranked.items()}
+    then = "; ".join(f"{name} {number(final[name])} after {updates[name]}" for name in others[:_MOST_RANKED])
     more = f", and {len(others) - _MOST_RANKED} more" if len(others) > _MOST_RANKED else ""
-    times = {f"{run.time:g}" for runs in ended.values() for run in runs}
+    times = {f"{run.time:g}" for runs in ranked.values() for run in runs}
     when = f"at time {times.pop()}" if len(times) == 1 else "at the end (their times differ)"
-    then = f" (then {ranked} updates{more})" if ranked else ""
+    then = f" (then {then} updates{more})" if then else ""
     return (
         f"{where}{when} {best} has the lowest objective, {number(final[best])} after {updates[best]} updates{then}; lower "
         f"is better, and F counts every worker the same.{rest}"
     )
+
+
+def _is_sound(run: End) -> bool:
+    return not run.state and math.isfinite(run.objective)
+
+
+def _what_is_wrong(runs: Sequence[End]) -> str:
+    """Why a method is not ranked, in words."""
+    states = Counter(run.state or "diverged" for run in runs if not _is_sound(run))
+    wrong = states["failed"] + states["diverged"]
+    parts = [f"failed or diverged in {wrong} of {counted(len(runs), 'run')}"] if wrong else []
+    lost = {state: count for state, count in states.items() if state not in ("failed", "diverged")}
+    told = ", ".join(f"{count} {state}" for state, count in lost.items())
+    parts += [f"is not ranked (of {counted(len(runs), 'run')} {told})"] if lost else []
+    return ", and ".join(parts)
 
 
 def print_advice(advice: Advice, commands: Sequence[str], missing: Sequence[str], console: Console) -> None:

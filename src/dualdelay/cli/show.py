@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from ..analysis import printing
-from ..core.errors import BadInput, DualDelayError, require_path
+from ..core.errors import BadInput, require_path
 from ..engine.result import Run
+from ..runs.load import kept_in, not_looked_into, run_folders, run_label
 from ..runs.names import label, rebuild
-from ..runs.outcome import load_run
+from ..runs.outcome import read_run, state_of, user_of
 from ..storage.files import Damaged
 from ..storage.folder import Folder
 from ..storage.record import RunRecord
@@ -43,35 +44,36 @@ def show(flags: Show) -> None:
     if (folder / "config.json").exists():
         _show_run(folder, console, flags.json)
         return
-    places = sorted(path.parent for path in folder.glob("*/config.json")) if folder.is_dir() else []
-    if not places:
+    if not folder.is_dir() or not any(run_folders(folder)):
         what = "is not there" if not folder.exists() else "holds neither a run (config.json) nor folders of runs"
         raise BadInput(f"{folder} {what}; expected a folder that train, compare or sweep wrote.")
-    _show_runs(folder, places, console, flags.json)
+    _show_runs(folder, console, flags.json)
 
 
 def _show_run(folder: Path, console: Console, json: bool) -> None:
     place = Folder(folder)
     record = place.record()
-    name, facts = described("algorithm", record.algorithm), _facts(record)
+    name, facts = run_label(folder, record), _facts(record)
     facts["size"] = f"{_size(folder) / 1e6:,.1f} MB"
     printing.print_rows(name, [["", ""], *map(list, facts.items())], console, header=False)
     try:
-        run = load_run(folder)
+        run, damage = read_run(folder)
     except Damaged as error:
         console.print(f"damaged: {error}")
         shared.finish(json, "show", folder=str(folder), algorithm=name, **facts, damaged=str(error))
         raise shared.Incomplete(f"{folder} is damaged: {error}") from None
     printing.print_run(run, console, name)
     for note in run.notes:
-        console.print(f"note: {note}.")
+        console.print(f"note: {note.rstrip('.')}.")
     following = _next(run, record, folder)
     console.print("Next:")
     for command in following:
         console.print(f"  {command}")
-    shared.finish(
-        json, "show", folder=str(folder), algorithm=name, **facts, **run.summary(), notes=run.notes, next=following
-    )
+    told: dict[str, Any] = {**facts, **run.summary(), "ended": state_of(run) or run.ended}
+    told |= {"damaged": damage} if damage else {}
+    shared.finish(json, "show", folder=str(folder), algorithm=name, **told, notes=run.notes, next=following)
+    if damage:
+        raise shared.Incomplete(f"{folder} is damaged: {damage}.")
 
 
 def described(kind: str, description: Mapping[str, Any]) -> str:
@@ -113,6 +115,8 @@ def _ends(record: RunRecord) -> str:
 def _next(run: Run, record: RunRecord, folder: Path) -> list[str]:
     """What to type next."""
     resume = shared.named_again("resume", folder, record, problem=True)
+    if state_of(run) == "under way":
+        return [f"wait until {user_of(folder)} has ended it", f"dualdelay report {shlex.quote(str(folder))}"]
     if run.ended in ("interrupted", "failed"):
         return [resume]
     more = f"--updates {2 * record.updates}" if record.updates is not None else f"--time {2 * (record.time or 0):g}"
@@ -123,28 +127,40 @@ def _size(folder: Path) -> int:
     return sum((Path(place) / file).lstat().st_size for place, _, files in os.walk(folder) for file in files)
 
 
-def _show_runs(folder: Path, places: Sequence[Path], console: Console, json: bool) -> None:
-    rows, lines, wrong = [["folder", "method", "seed", "ended", "updates", "time", "objective", "accuracy"]], [], {}
-    for place in places:
-        try:
-            record, run = Folder(place).record(), load_run(place)
-        except DualDelayError as error:
-            wrong[place.name] = str(error)
-            continue
-        summary, method = run.summary(), described("algorithm", record.algorithm)
-        numbers = [printing.number(summary.get(name)) for name in ("objective", "accuracy")]
-        rows.append([place.name, method, str(record.seed), run.ended, f"{run.version:,}", f"{run.time:g}", *numbers])
-        lines.append({"folder": str(place), "algorithm": method, "seed": record.seed, **summary})
-    printing.print_rows(f"{len(places)} runs, {_size(folder) / 1e6:,.1f} MB", rows, console)
+def _show_runs(folder: Path, console: Console, json: bool) -> None:
+    kept = kept_in(folder)
+    lines: list[dict[str, Any]] = []
+    metrics: dict[str, None] = {}
+    for one in kept.runs:
+        if one.run is not None and one.record is not None:
+            names = {"folder": str(one.path), "algorithm": one.names["algorithm"], "seed": one.record.seed}
+            lines.append({**names, **one.run.summary(), "ended": one.state or one.run.ended})
+            metrics |= dict.fromkeys(one.run.metrics)
+    shown = [name for name in printing.measured(lines, metrics) if name not in ("pooled_loss", "gradient_norm")]
+    rows = [["folder", "method", "seed", "ended", "updates", "time", *(name.replace("_", " ") for name in shown)]]
+    for line in lines:
+        numbers = [printing.number(line.get(name)) for name in shown]
+        about = [Path(line["folder"]).name, line["algorithm"], str(line["seed"]), line["ended"]]
+        rows.append([*about, f"{line['updates']:,}", f"{line['time']:g}", *numbers])
+    printing.print_rows(f"{printing.counted(len(kept.runs), 'run')}, {_size(folder) / 1e6:,.1f} MB", rows, console)
+    wrong = {one.path.name: one.why for one in kept.runs if one.state == "damaged"}
     for name, why in wrong.items():
         console.print(f"damaged: {name}: {why}")
+    under_way = {one.path: user_of(one.path) for one in kept.runs if one.state == "under way"}
+    for path, user in under_way.items():
+        console.print(f"under way: {path.name} in {user}")
     unfinished = [line for line in lines if line["ended"] in ("interrupted", "failed")]
     if unfinished:
         console.print(
             f"{len(unfinished)} of them did not come to their end: the same command and --folder {folder} goes on."
         )
+    for deeper in kept.deeper.items():
+        console.print(f"note: {not_looked_into(deeper)}: dualdelay show {shlex.quote(str(deeper[0]))}")
     if (folder / "command.toml").exists():
         console.print(f"The command that made it, and how to run it again: {shlex.quote(str(folder / 'command.toml'))}")
-    shared.finish(json, "show", folder=str(folder), runs=lines, damaged=wrong)
+    more = {str(path): count for path, count in kept.deeper.items()}
+    shared.finish(json, "show", folder=str(folder), runs=lines, damaged=wrong, deeper=more)
     if wrong:
-        raise shared.Incomplete(f"{len(wrong)} of the {len(places)} runs in {folder} are damaged: {', '.join(wrong)}.")
+        are = "is" if len(wrong) == 1 else "are"
+        total = printing.counted(len(kept.runs), "run")
+        raise shared.Incomplete(f"{len(wrong)} of the {total} in {folder} {are} damaged: {', '.join(wrong)}.")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..core.errors import BadInput, nearest, shown
+from ..core.errors import BadInput, nearest, plain_number, shown
 from .metrics import metric_and_way
 from .statistics import holm, interval, mean_and_std, rank_test, t_test
 
@@ -100,7 +100,7 @@ class Table(dict[str, Column]):
     def __repr__(self) -> str:
         """The first rows below the columns' names, and how many there are."""
         some = Table({name: column[:_SHOWN] for name, column in self.items()})
-        lines = [list(self), *some._texts(4, str, str)] if self else []
+        lines = [list(self), *some._texts(4, str, str)] if self.keys() else []  # a table without rows is false
         right = [column.dtype.kind in "fiu" for column in self.values()]
         widths = [max(len(line[k]) for line in lines) for k in range(len(self.keys()))]
         texts = [
@@ -110,7 +110,8 @@ class Table(dict[str, Column]):
             )
             for line in lines
         ]
-        count = f"{len(self):,} rows" if len(self) <= _SHOWN else f"the first {_SHOWN} of {len(self):,} rows"
+        rows = f"{len(self):,} row{'' if len(self) == 1 else 's'}"
+        count = rows if len(self) <= _SHOWN else f"the first {_SHOWN} of {rows}"
         return "\n".join([*(text.rstrip() for text in texts), f"[{type(self).__name__}: {count}]"])
 
     def where(self, **values: Any) -> Table:
@@ -228,7 +229,8 @@ class Table(dict[str, Column]):
         ``by`` are the columns that name a run beside its seed; by default all that do. Where the target is not reached the
         time is infinite and the version -1. Between two evaluations nothing is known: the later one's time is taken.
         """
-        if isinstance(target, str):
+        target = plain_number(target)
+        if not isinstance(target, (int, float)) or math.isnan(target):
             raise BadInput(f"target is {shown(target)}; expected a number, and then the metric: time_to(0.1, 'objective').")
         name, way = self._metric(metric)
         by = self._run_names(by, seed)
@@ -412,12 +414,12 @@ class Table(dict[str, Column]):
             write(Path(path), sink.getvalue().encode())
         return sink.getvalue()
 
-    def _metric(self, metric: str) -> tuple[str, str]:
+    def _metric(self, metric: str, setting: str = "metric") -> tuple[str, str]:
         """The column of a metric and which way is good; refuses what is no column."""
         if not isinstance(metric, str):
-            raise BadInput(f"metric is {shown(metric)}; expected the name of a column, such as 'objective' or 'max f1'.")
+            raise BadInput(f"{setting} is {shown(metric)}; expected the name of a column, such as 'objective' or 'max f1'.")
         self._column(metric.removeprefix("max ").removeprefix("min "))
-        return metric_and_way("metric", metric)
+        return metric_and_way(setting, metric)
 
     def to_markdown(self, *, digits: int = 4, bold: Names = ()) -> str:
         """The table in Markdown; ``bold``: columns whose best value is, such as "objective" or "min mean"."""
@@ -454,8 +456,10 @@ class Table(dict[str, Column]):
         """The rows and columns with the best value of these columns."""
         found = set()
         for text in _listed(bold):
-            name, way = metric_and_way("bold", text)
-            values = self._column(name).astype(float)
+            name, way = self._metric(text, "bold")
+            if self[name].dtype.kind not in "bfiu":
+                raise BadInput(f"bold is {text!r}, and the column {name!r} has no numbers; choose one that has.")
+            values = self[name].astype(float)
             finite = values[np.isfinite(values)]
             if len(finite):
                 best = finite.max() if way == "max" else finite.min()

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Subset, TensorDataset, default_collate
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..core import Samples
@@ -83,6 +83,23 @@ def _is_columns(value: Any) -> bool:
     return isinstance(value, Tensor)
 
 
+def refuse_no_columns(name: str, data: Any) -> None:
+    """Refuse a structure in which something is no tensor or array, and frames of pandas or polars alone, by its place."""
+    if isinstance(data, (Mapping, tuple)):
+        for key, part in data.items() if isinstance(data, Mapping) else enumerate(data):
+            refuse_no_columns(f"{name}[{key!r}]", part)
+            if not isinstance(part, (Mapping, tuple, Tensor, np.ndarray)):
+                raise BadInput(
+                    f"{name}[{key!r}] is a {type(part).__name__}; expected a tensor or an array with a row for each "
+                    "sample, such as torch.tensor(...) of it."
+                )
+    elif hasattr(data, "to_numpy") and not isinstance(data, Dataset):
+        raise BadInput(
+            f"{name} is a {type(data).__name__}; expected a tensor or an array with a row for each sample: for inputs give "
+            "torch.tensor(frame.to_numpy()).float(), for classes torch.tensor(column.to_numpy())."
+        )
+
+
 class Shard:
     """One worker's data, whose samples and batches may have any structure.
 
@@ -102,6 +119,7 @@ class Shard:
             data = data.dataset.tensors
         if isinstance(data, list) and len(data) == 2 and all(isinstance(part, (Tensor, np.ndarray)) for part in data):
             data = tuple(data)
+        refuse_no_columns(name, data)
         try:
             data = _as_tensors(data)
         except TypeError as error:  # texts, for instance
@@ -339,7 +357,9 @@ class Shards:
         try:
             data = _call(self.function, worker)
         except Exception as error:  # whatever a user's function raises
-            error.add_note(f"{self._name}({worker}) raised {type(error).__name__}: {error}")  # of a traceback the last line
+            what = "held-out data" if self._name == "held_out" else "data"
+            said = f"{self._name}({worker}) raised {type(error).__name__}: {error}"
+            error.add_note(f"the {what} of worker {worker} could not be built: {said}")  # of a traceback the last line
             raise
         if data is None:
             return None
@@ -348,8 +368,8 @@ class Shards:
 
     def merged(self, shards: Sequence[Shard], most: int) -> list[tuple[list[int], Tensor, Tensor]]:
         """Groups of workers whose pairs of tensors together have at most ``most`` samples, each as one batch."""
-        key = tuple(map(id, shards))
-        if self._merged is None or self._merged[0] != key:
+        key, known = tuple(map(id, shards)), self._merged
+        if known is None or known[0] != key:
             groups: list[list[int]] = [[]]
             for worker, shard in enumerate(shards):
                 fits, group = shard.pair is not None and shard.size <= most, groups[-1]
@@ -358,12 +378,13 @@ class Shards:
                     groups.append([])
                 if fits:
                     groups[-1].append(worker)
-            self._merged = (key, [])
+            batches = list[tuple[list[int], Tensor, Tensor]]()
             for workers in (group for group in groups if len(group) > 1):
                 pairs = [shards[k].batch(torch.arange(shards[k].size)) for k in workers]
                 inputs, targets = map(torch.cat, zip(*pairs, strict=True))
-                self._merged[1].append((workers, inputs, targets))
-        return self._merged[1]
+                batches.append((workers, inputs, targets))
+            self._merged = known = (key, batches)  # not before it is whole: runs of other threads read it
+        return known[1]
 
     def digest(self, into: Any) -> None:
         """Add the data to a hash; of a function its name."""

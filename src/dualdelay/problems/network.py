@@ -22,6 +22,7 @@ from .flat_module import FlatModule, bits, flat_weights
 from .generators import seeded
 from .inspection import count_operations, is_samplewise, refuse_impure, refuse_sums
 from .minibatches import Batches, Minibatches
+from .splits import Dealt
 from .stacked import Stacked
 
 Loss = Callable[[Any, Any], Tensor]
@@ -87,9 +88,16 @@ class Network(Problem):
             raise BadInput("there are no shards; give each worker's data, or a function of the worker's number.")
         if loss is not None and step is not None:
             raise BadInput("both loss and step are given; a step computes the loss itself, so leave one of them out.")
+        for name, function in (("loss", loss), ("step", step)):
+            if isinstance(function, type) or not (function is None or callable(function)):
+                instance = f", such as {function.__name__}()" if isinstance(function, type) else ""
+                raise BadInput(
+                    f"{name} is {shown(function)}; expected a function, or an instance that can be called{instance}."
+                )
         batches = batch_size if isinstance(batch_size, Batches) else Batches(batch_size)
         self._shards, self._test_data = Shards(shards, workers, batches.collate_fn), TestData(test)
         self.workers = self._shards.workers
+        self.groups = shards.groups if isinstance(shards, Dealt) else None  # that each worker has, by their names
         self._has_held_out = held_out is not None
         held_out = [None] * self.workers if held_out is None else held_out
         self._held_out = Shards(held_out, self.workers, batches.collate_fn, "held_out")
@@ -123,10 +131,8 @@ class Network(Problem):
             except DualDelayError:
                 raise
             except Exception as error:  # whatever a user's model, loss or data raise
-                raise BadInput(
-                    f"worker 0's first gradient could not be computed: {type(error).__name__}: {error}. Look at the model, "
-                    "at the loss, and at what a batch of the data is."
-                ) from error
+                said = f"{type(error).__name__}: {error}"
+                raise BadInput(f"worker 0's first gradient could not be computed: {said}. {self._advice(error)}") from error
             self._probe_metrics()
 
     def _checked_weights(self, weights: Weighting | Sequence[float]) -> Weighting | list[float]:
@@ -176,6 +182,15 @@ class Network(Problem):
 
         refuse_sums(loss)
 
+    def _advice(self, error: BaseException) -> str:
+        """What to do where a first gradient could not be computed: often data and weights are of different types."""
+        if isinstance(error, RuntimeError) and "type" in str(error):  # torch has a dozen ways to say so
+            return (
+                f"The model's weights are {self._initial.dtype}: give inputs of that type, with .float(), say, and classes "
+                "as whole numbers, with .long()."
+            )
+        return "Look at the model, at the loss, and at what a batch of the data is."
+
     def _probe_metrics(self) -> None:
         """Refuse a metric that raises on the first batch; later, and where data are built elsewhere, it is switched off."""
         with self.net.evaluating(self._initial), self._seeded(0):
@@ -202,7 +217,9 @@ class Network(Problem):
         self._shards.kept[worker] = shard
         try:
             self._probe(worker, [shard])
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, Exception) and not isinstance(error, DualDelayError):
+                error.add_note(f"worker {worker}'s first gradient could not be computed. {self._advice(error)}")
             del self._shards.kept[worker]  # so that the next use is refused as well
             raise
         return shard
@@ -483,6 +500,12 @@ class Network(Problem):
             self._held_out.digest(hashed)
         for tensor in self.net.fixed():
             hashed.update(bits(tensor))
+        return str(hashed.hexdigest())
+
+    def data_fingerprint(self, worker: int) -> str:
+        hashed = digest(worker)
+        with self._seeded(0):
+            self._shard(worker).digest(hashed)
         return str(hashed.hexdigest())
 
     # --- the same problem with another seed, for another thread, on another device, with more workers, among others ---

@@ -27,6 +27,7 @@ from ..core.errors import (
     shown,
 )
 from ..core.texts import parse_call, require_parameters
+from .data import refuse_no_columns
 
 Split = str  # such as "dirichlet", "iid", "label", "label_k[k=2]", "quantity[alpha=0.5]"
 Empty = Literal["resample", "drop", "error"]
@@ -165,19 +166,24 @@ def quantity(
 
 
 def by_group(groups: Any, workers: int | None = None) -> list[Integers]:
-    """Each value of a column (a site, a user, a hospital) is a worker, in the order of the values.
+    """Each value of a column (a site, a user, a hospital) is a worker, in the order in which they first appear.
 
     With fewer workers than values, whole groups are dealt, each to the worker with the fewest samples so far, the largest
     group first.
     """
-    names, of_group, sizes = np.unique(np.asarray(groups), return_inverse=True, return_counts=True)
-    workers = len(names) if workers is None else workers
+    numbers: dict[Any, int] = {}  # of the groups, by their names
+    try:
+        of_group = np.array([numbers.setdefault(name, len(numbers)) for name in _entries(groups)], dtype=np.int64)
+    except TypeError as error:  # a list, say
+        raise BadInput(f"groups has an entry that cannot name a group ({error}); expected texts or numbers.") from None
+    workers = len(numbers) if workers is None else workers
     require_workers("workers", workers)
-    if workers > len(names):
-        raise BadInput(f"there are {len(names)} groups for {workers} workers; expected one for each at least. Use fewer.")
-    if workers == len(names):
+    if workers > len(numbers):
+        raise BadInput(f"there are {len(numbers)} groups for {workers} workers; expected one for each at least. Use fewer.")
+    if workers == len(numbers):
         return _of_owners(of_group, workers)
-    owner, load = np.empty(len(names), dtype=np.int64), np.zeros(workers, dtype=np.int64)
+    sizes = np.bincount(of_group)
+    owner, load = np.empty(len(sizes), dtype=np.int64), np.zeros(workers, dtype=np.int64)
     for group in np.argsort(-sizes, kind="stable"):
         owner[group] = np.argmin(load)
         load[owner[group]] += sizes[group]
@@ -192,6 +198,7 @@ SPLITS: dict[str, Callable[..., list[Integers]]] = {
     "quantity": quantity,
     "group": by_group,
 }
+_BY_CLASS = ("dirichlet", "label", "label_k")  # rules that look at labels
 
 
 # --- by a text ---
@@ -213,7 +220,7 @@ def split_samples(
     split: "dirichlet[alpha=0.1]", "iid", "label", "label_k[k=2]", "quantity[alpha=0.5]", "quantity[power=1]" or "group"; or
         your own lists of sample numbers, one for each worker.
     seed: names the split.
-    groups: for "group", the site, user or hospital of each sample.
+    groups: for "group", the site, user or hospital of each sample; workers are in the order in which they first appear.
     defaults: settings that a text leaves out, such as alpha=0.1, minimum=10; those that a rule does not have are ignored.
     """
     count, workers, seed = _count("labels", labels), plain_number(workers), plain_number(seed)
@@ -230,11 +237,14 @@ def split_samples(
             raise BadInput("a split by group needs groups=, the site or user of each sample; these data have none.")
         if _count("groups", groups) != count:
             raise BadInput(f"groups has {len(groups)} entries for {count} samples; expected one for each.")
-        return by_group(_array(groups), workers)
+        _require_known("groups", groups)
+        return by_group(groups, workers)
     if workers is None:
         raise BadInput(f"a split by {name} needs workers, how many there are; only a split by group finds it out.")
     if "seed" in inspect.signature(SPLITS[name]).parameters:
         values["seed"] = seed
+    if name in _BY_CLASS:
+        _require_known("labels", labels)
     return SPLITS[name](_array(labels), workers, **values)
 
 
@@ -242,6 +252,31 @@ def _settings(rule: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """What a text can say of a rule."""
     given = ("labels", "groups", "workers", "seed")
     return {name: p for name, p in inspect.signature(rule).parameters.items() if name not in given}
+
+
+def _entries(column: Any) -> list[Any]:
+    """The entries of a list, an array, a tensor or a frame's column."""
+    return list(column.tolist() if hasattr(column, "tolist") else column)
+
+
+def _require_known(name: str, column: Any) -> None:
+    """Refuse a column of which entries are missing; which group or class those are would be anybody's guess."""
+    if isinstance(column, np.ndarray) and column.dtype.kind in "biuUS":  # which have no way to say so
+        return
+    missing = [place for place, entry in enumerate(_entries(column)) if _is_missing(entry)]
+    if missing:
+        raise BadInput(
+            f"{name} has no value for {len(missing)} of {len(column)} samples, the first of them number {missing[0]}; "
+            "expected one for each. Leave these samples out of the data, or give them one of their own, such as 'unknown'."
+        )
+
+
+def _is_missing(entry: Any) -> bool:
+    """Whether it stands for an empty cell: None, what is no number and so not equal to itself, or pandas' NA."""
+    try:
+        return entry is None or bool(entry != entry)
+    except TypeError:  # NA, which does not say whether it is equal to anything
+        return True
 
 
 def _array(values: Any) -> Any:
@@ -292,20 +327,22 @@ def shards(
     labels: Any = None,
     groups: Any = None,
     seed: int = 0,
-) -> list[Any]:
+) -> Dealt:
     """Your data dealt to workers, for ``dd.Network(model, loss, shards)``.
 
-    data: tensors or arrays with a row for each sample, alone, in a tuple or in a dict, such as (inputs, targets); or a
-        map-style dataset.
+    data: tensors or arrays with a row for each sample, alone or in tuples and dicts, also in one another, such as (inputs,
+        targets) or ({"color": color, "size": size}, targets); or a map-style dataset.
     workers, split, seed: as in ``dd.problems.split_samples``.
     labels: the class of each sample; by default the last of a tuple, if it has one whole number or text for each sample.
-    groups: for split="group", the site, user or hospital of each sample.
+    groups: for split="group", the site, user or hospital of each sample. Workers are in the order in which these first
+        appear, and the result's ``groups`` says which each of them has.
 
     Example:
         >>> shards = dd.problems.shards((images, classes), workers=10, split="dirichlet[alpha=0.1]")
         >>> problem = dd.Network(model, cross_entropy, shards)
     """
-    columns = list(data.values()) if isinstance(data, Mapping) else list(data) if isinstance(data, tuple) else [data]
+    refuse_no_columns("data", data)
+    columns = _leaves(data)
     if not columns or not all(hasattr(column, "__len__") and _length(column) for column in columns):
         raise BadInput(f"data is {shown(data)}; expected tensors or arrays with a row for each sample, or a dataset.")
     count = _length(columns[0])
@@ -317,7 +354,24 @@ def shards(
     elif len(labels) != count:
         raise BadInput(f"labels has {len(labels)} entries for {count} samples; expected one for each.")
     parts = split_samples(labels, workers, split, seed, groups=groups)
-    return [_rows_of(data, torch.from_numpy(rows)) for rows in parts]
+    dealt = Dealt(_rows_of(data, torch.from_numpy(rows)) for rows in parts)
+    if isinstance(split, str) and parse_call(split)[0] == "group":
+        names = _entries(groups)
+        dealt.groups = [list(dict.fromkeys(names[row] for row in rows.tolist())) for rows in parts]
+    return dealt
+
+
+class Dealt(list[Any]):
+    """Each worker's data, with the names of the groups that it has, where whole groups were dealt."""
+
+    groups: list[list[Any]] | None = None
+
+
+def _leaves(data: Any) -> list[Any]:
+    """Every tensor, array or dataset in a user's data."""
+    if isinstance(data, (Mapping, tuple)):
+        return [leaf for part in (data.values() if isinstance(data, Mapping) else data) for leaf in _leaves(part)]
+    return [data]
 
 
 def _length(column: Any) -> int:
@@ -327,7 +381,7 @@ def _length(column: Any) -> int:
 def _labels(data: Any, count: int, split: Split | Sequence[Sequence[int]]) -> Any:
     """The classes in a user's data, where they are easily found, or anything where a split does not look at them."""
     name = parse_call(split)[0] if isinstance(split, str) else ""
-    if name not in ("dirichlet", "label", "label_k"):
+    if name not in _BY_CLASS:
         return range(count)
     last = _array(data[-1]) if isinstance(data, tuple) and len(data) > 1 and _is_array(data[-1]) else None
     if last is None or last.ndim != 1 or last.dtype.kind not in "biuUS":

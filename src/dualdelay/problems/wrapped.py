@@ -80,6 +80,7 @@ class Wrapped(Problem):
     stateful = _same("stateful")
     workers, seed, own_seed, unseeded = _same("workers"), _same("seed"), _same("own_seed"), _same("unseeded")
     samples, classes, batches, epoch = _same("samples"), _same("classes"), _same("batches"), _same("epoch")
+    data_fingerprint, groups = _same("data_fingerprint"), _same("groups")
     needs_sample_counts, set_mean_samples = _same("needs_sample_counts"), _same("set_mean_samples")
     evaluate, measures, measure = _same("evaluate"), _same("measures"), _same("measure")
     assess, combine = _same("assess"), _same("combine")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import itertools
 import json
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,56 @@ from ..engine.table import Table
 from ..storage.files import Missing, list_files, load_table
 from ..storage.folder import Folder
 from ..storage.record import RunRecord
-from .names import label, rebuild, slug
-from .outcome import load_run
+from .names import alternatives, label, rebuild, slug
+from .outcome import load_run, read_run, state_of, user_of
 from .sweep import NamedRun, Sweep
 
-_UNFINISHED = ("interrupted", "failed")
+_OF_A_RUN = ("config.json", "start.safetensors", "result.json")  # files by which a run's folder is known
+_COMMAND = "command.toml"
+_EXPECTED = "expected a config.json in it or in its folders."
+_NOT_COMPARED = ("seed", "repr", "has")  # parts of a description that may follow the seed
+
+
+@dataclass(frozen=True)
+class KeptRun:
+    """A run in a folder, as far as it can be read."""
+
+    path: Path
+    names: Mapping[str, Any] = field(default_factory=dict)  # method, seed, and what is not the same for all runs beside it
+    record: RunRecord | None = None  # None if it cannot be read
+    run: Run | None = None  # None if nothing of it can be read
+    state: str = ""  # why it has no end: damaged, under way, interrupted or failed; "" if it came to its end
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The runs in a folder, those among them that have no end, and folders in it that hold runs themselves."""
+
+    folder: Path
+    runs: Sequence[KeptRun]
+    notes: Sequence[str] = ()
+    deeper: Mapping[Path, int] = field(default_factory=dict)  # how many runs such a folder has
+
+
+class LoadedSweep(Sweep):
+    """The sweep that a folder's runs are; ``kept`` has all of them, also as far as those came that have no end."""
+
+    def __init__(self, kept: Kept) -> None:
+        known = [one for one in kept.runs if one.record is not None]
+        if not known:
+            why = [one.why.rstrip(".") for one in kept.runs] or [not_looked_into(one) for one in kept.deeper.items()]
+            raise BadInput(f"{kept.folder} is not the folder of a run, and holds none ({why[0]}); {_EXPECTED}")
+        ended = [None if one.state else one.run for one in known]
+        methods = [one.record.algorithm for one in known if one.record is not None]
+        points = [
+            NamedRun(dict(one.names), _method(method), method_settings(method))
+            for one, method in zip(known, methods, strict=True)
+        ]
+        lost = [f"{one.path.name} is left out: {one.why.rstrip('.')}" for one in kept.runs if one.record is None]
+        failed = {k: one.why for k, one in enumerate(known) if one.state}
+        super().__init__(points, _alike(ended), failed, [*lost, *kept.notes, *map(not_looked_into, kept.deeper.items())])
+        self.kept = kept
 
 
 def load(folder: str | Path) -> Run | Sweep:
@@ -29,52 +76,80 @@ def load(folder: str | Path) -> Run | Sweep:
 
     Neither the problem nor Ray is needed: ``dd.load("runs/mine").state_dict()`` gives a model's weights by name, and
     ``.metrics``, ``.workers``, ``.trace``, ``.notes`` what is known of the run. One that was interrupted is as it was saved
-    last; ``ended`` is then "interrupted", or "failed" with a note that says why. In a sweep, runs that have not come to
-    their end stand in its ``failed``, and a folder whose record is damaged in its ``notes``.
+    last; ``ended`` is then "interrupted", or "failed" with a note that says why; a note says so if it is under way. In a
+    sweep, runs that have not come to their end stand in its ``failed``, and a folder whose record is damaged, or that holds
+    runs itself, in its ``notes``.
     """
+    path = _required(folder)
+    return load_run(path) if (path / "config.json").exists() else LoadedSweep(kept_in(path))
+
+
+def _required(folder: str | Path) -> Path:
     require_path("folder", folder)
     path = Path(folder)
     if not path.is_dir():
         raise BadInput(
             f"{path} is not the folder of a run: there is no such folder. Give that of a run, a comparison or a sweep."
         )
-    return load_run(path) if (path / "config.json").exists() else load_runs(path)
+    return path
 
 
-def load_runs(folder: Path, tell: Callable[[float, str], None] | None = None) -> Sweep:
-    """The runs in a folder as one sweep; ``tell`` is told the share that is read."""
-    paths = [path.parent for path in list_files(folder, "*/config.json")]
-    records: dict[Path, RunRecord] = {}
-    notes = []
-    for path in paths:
-        try:
-            records[path] = Folder(path).record()
-        except (BadInput, NotSaved) as error:
-            notes.append(f"{path.name} is left out: {str(error).rstrip('.')}")
-    if not records:
-        damaged = f" ({notes[0]})" if notes else ""
-        raise BadInput(
-            f"{folder} is not the folder of a run, and holds none{damaged}; expected a config.json in it or in its folders."
-        )
-    runs: list[Run | None] = []
-    failed: dict[int, str] = {}
-    for k, path in enumerate(records):
-        if tell is not None:
-            tell(k / len(records), f"{k} of {len(records)} runs read")
-        try:
-            run = load_run(path)
-        except (BadInput, NotSaved) as error:
-            failed[k] = str(error)
-            runs.append(None)
+def not_looked_into(deeper: tuple[Path, int]) -> str:
+    """What is said of a folder of runs in the folder that was asked for."""
+    path, count = deeper
+    return f"{path.name} is not looked into, which holds {count:,} {'run' if count == 1 else 'runs'} itself"
+
+
+def run_folders(folder: Path) -> tuple[list[Path], dict[Path, int]]:
+    """The folders in a folder that are those of runs, also if they lack a file, and those that hold so many runs."""
+    runs, deeper = [], {}
+    for path in list_files(folder, "*/"):
+        if path.name.startswith(".") or not path.is_dir():  # one that is being made, or was abandoned
             continue
-        if run.ended in _UNFINISHED:
-            why = f" ({run.notes[-1]})" if run.ended == "failed" and run.notes else ""
-            failed[k] = f"{run.ended} at version {run.version}{why}; go on with: dualdelay resume {path}"
-        runs.append(None if k in failed else run)
-    names = _names(folder, records, notes)
-    methods = [record.algorithm for record in records.values()]
-    points = [NamedRun(own, _method(one), method_settings(one)) for own, one in zip(names, methods, strict=True)]
-    return Sweep(points, _alike(runs), failed, notes)
+        if any((path / name).exists() for name in _OF_A_RUN):
+            runs.append(path)
+        elif count := len(list_files(path, "*/config.json")):
+            deeper[path] = count
+    return runs, deeper
+
+
+def kept_in(folder: str | Path, tell: Callable[[float, str], None] | None = None) -> Kept:
+    """The runs in a folder, or the one that it is the folder of; ``tell`` is told the share that is read."""
+    path = _required(folder)
+    paths, deeper = ([path], {}) if (path / "config.json").exists() else run_folders(path)
+    records: dict[Path, RunRecord] = {}
+    unknown: dict[Path, str] = {}
+    notes: list[str] = []
+    for place in paths:
+        try:
+            records[place] = Folder(place).record()
+        except (BadInput, NotSaved) as error:
+            unknown[place] = str(error)
+    if not paths and not deeper:
+        raise BadInput(f"{folder} is not the folder of a run, and holds none; {_EXPECTED}")
+    names = dict(zip(records, _names(records, notes), strict=True))
+    runs = []
+    for k, place in enumerate(paths):
+        if tell is not None:
+            tell(k / len(paths), f"{k} of {len(paths)} runs read")
+        if place in unknown:
+            runs.append(KeptRun(place, state="damaged", why=unknown[place]))
+        else:
+            runs.append(_kept(place, names[place], records[place]))
+    return Kept(path, runs, notes, deeper)
+
+
+def _kept(path: Path, names: Mapping[str, Any], record: RunRecord) -> KeptRun:
+    try:
+        run, damage = read_run(path)
+    except (BadInput, NotSaved) as error:
+        return KeptRun(path, names, record, None, "damaged", str(error))
+    if damage:
+        return KeptRun(path, names, record, run, "damaged", f"{damage}; to restore its end: dualdelay resume {path}")
+    state = state_of(run)
+    why = f" ({run.notes[-1]})" if state == "failed" and run.notes else ""
+    then = f" in {user_of(path)}" if state == "under way" else f"; go on with: dualdelay resume {path}"
+    return KeptRun(path, names, record, run, state, f"{state} at version {run.version}{why}{then}" if state else "")
 
 
 def _alike(runs: Sequence[Run | None]) -> list[Run | None]:
@@ -86,19 +161,40 @@ def _alike(runs: Sequence[Run | None]) -> list[Run | None]:
     ]
 
 
-def _names(folder: Path, records: Mapping[Path, RunRecord], notes: list[str]) -> list[dict[str, Any]]:
+def _names(records: Mapping[Path, RunRecord], notes: list[str]) -> list[dict[str, Any]]:
     """Each run's names in the sweep's table: method, seed, and what else is not the same for all."""
-    given = _given_labels(folder, notes)
-    several = {axis: texts for axis in ("problem", "speeds") if (texts := _texts(axis, list(records.values())))}
+    given = {folder: _given_labels(folder, notes) for folder in dict.fromkeys(path.parent for path in records)}
+    texts = {axis: told_apart([place_of(axis, path, record) for path, record in records.items()]) for axis in _AXES}
     names = []
     for k, (path, record) in enumerate(records.items()):
-        method = record.algorithm
-        called = [name for name, seed in given if seed == record.seed and f"{path.name}-".startswith(f"{slug(name)}-")]
-        text = max(called, key=len, default="") or method_label(method)
-        own = {"algorithm": text, "seed": record.seed}
-        own |= {} if "name" in method else {"method": str(method.get("class"))}
-        names.append(own | {axis: texts[k] for axis, texts in several.items()})
+        own = {"algorithm": _label(path, record, given[path.parent]), "seed": record.seed}
+        names.append(own | {axis: several[k] for axis, several in texts.items() if several})
     return names
+
+
+def run_label(path: Path, record: RunRecord) -> str:
+    """What a run's method is called: as its comparison or command called it, or by its class if nobody did."""
+    return _label(path, record, _given_labels(path.parent, []))
+
+
+def _label(path: Path, record: RunRecord, given: Sequence[tuple[str, int]]) -> str:
+    called = [name for name, seed in given if seed == record.seed and f"{path.name}-".startswith(f"{slug(name)}-")]
+    method = _method(record.algorithm)
+    if called or method is not None:
+        return max(called, key=len, default="") or label(method)
+    return _typed(path) or method_label(record.algorithm)
+
+
+def _typed(path: Path) -> str:
+    """What the command that made a run called its method, which is the user's own; "" if it is not known."""
+    for place, key in ((path, "algorithm"), (path.parent, "algorithms")):
+        with contextlib.suppress(OSError, ValueError):  # there is none, or it is no TOML: then nothing is known
+            given = tomllib.loads((place / _COMMAND).read_text(encoding="utf-8")).get(key, [])
+            texts = [one for text in ([given] if isinstance(given, str) else given) for one in alternatives(str(text))]
+            fitting = [text for text in texts if place == path or f"{path.name}-".startswith(f"{slug(text)}-seed")]
+            if len(fitting) == 1:
+                return fitting[0]
+    return ""
 
 
 def _given_labels(folder: Path, notes: list[str]) -> list[tuple[str, int]]:
@@ -141,31 +237,69 @@ def method_settings(description: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def method_label(description: Mapping[str, Any]) -> str:
-    """The text that legends and tables have for a recorded method."""
+    """The text that legends and tables have for a recorded method; a user's own has its class and its settings in it."""
     method = _method(description)
-    return str(description.get("repr") or description.get("class")) if method is None else label(method)
+    if method is not None:
+        return label(method)
+    inside = ",".join(f"{key}={value}" for key, value in method_settings(description).items())
+    return f"{description.get('class')}[{inside}]" if inside else str(description.get("class"))
 
 
-def _texts(axis: str, records: Sequence[RunRecord]) -> list[str]:
-    """A text for each run's problem or speeds; none if runs of one seed have the same."""
-    kinds: dict[int, list[str]] = {}  # by seed: those that are not the same
-    for record in records:
-        kind, own = _kind(axis, record), kinds.setdefault(record.seed, [])
-        own += [] if kind in own else [kind]
-    if max(map(len, kinds.values())) == 1:
+_AXES = ("problem", "speeds")
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a run was computed on, or at which speeds."""
+
+    description: Mapping[str, Any]
+    kind: str  # equal for runs of one seed on the same problem, or at the same speeds
+    seed: Any
+    home: Any  # equal for the runs of one grid, whose problem may follow the seed in whatever way
+
+
+def place_of(axis: str, path: Path, record: RunRecord) -> Place:
+    """The problem or the speeds of a recorded run."""
+    home = home_of(path, record)
+    if axis == "problem":
+        return Place(record.problem, record.fingerprint, record.seed, home)
+    kind = json.dumps([record.speeds, record.fleet], sort_keys=True)
+    return Place(record.speeds or {"name": "real workers"}, kind, record.seed, home)
+
+
+def home_of(path: Path, record: RunRecord) -> Path:
+    """The folder of the comparison or sweep that a run is one of, or its own."""
+    return path.parent if path.name.endswith(f"-seed{record.seed}") else path
+
+
+def told_apart(places: Sequence[Place]) -> list[str]:
+    """A text for each run's problem or speeds; none if all have the same, but for what follows the seed."""
+    kinds: dict[Any, list[str]] = {}  # by seed: those that are not the same
+    homes: dict[Any, dict[Any, str]] = {}  # by home and seed: what does not follow the seed
+    for place in places:
+        own = kinds.setdefault(place.seed, [])
+        own += [] if place.kind in own else [place.kind]
+        homes.setdefault(place.home, {})[place.seed] = json.dumps(_lasting(place.description), sort_keys=True, default=str)
+    distinct = {(frozenset(own), frozenset(own.values())) for own in homes.values()}
+    apart = any(one[0].isdisjoint(other[0]) and one[1] != other[1] for one, other in itertools.combinations(distinct, 2))
+    if all(len(own) == 1 for own in kinds.values()) and not apart:
         return []
-    values = [getattr(record, axis) or {"name": "real workers"} for record in records]
-    keys = dict.fromkeys(key for one in values for key in one if key not in ("name", "seed", "class", "repr", "has"))
-    varied = [key for key in keys if any(one.get(key) != values[0].get(key) for one in values)]
-    texts, places = [], [kinds[record.seed].index(_kind(axis, record)) for record in records]
-    for one in values:
+    lasting = [_lasting(place.description) for place in places]
+    keys = dict.fromkeys(key for one in lasting for key in one if key not in ("name", "class"))
+    varied = [key for key in keys if any(one.get(key) != lasting[0].get(key) for one in lasting)]
+    texts, numbers = [], [kinds[place.seed].index(place.kind) for place in places]
+    for one in (place.description for place in places):
         inside = ",".join(f"{key}={one[key]}" for key in varied if key in one)
         name = str(one.get("repr") or one.get("name") or one.get("class"))
         texts.append(f"{name}[{inside}]" if inside else name)
-    of_text = {text: {place for other, place in zip(texts, places, strict=True) if other == text} for text in texts}
-    return [text if len(of_text[text]) == 1 else f"{text} ({place})" for text, place in zip(texts, places, strict=True)]
+    of_text = {text: {number for other, number in zip(texts, numbers, strict=True) if other == text} for text in texts}
+    return [text if len(of_text[text]) == 1 else f"{text} ({k})" for text, k in zip(texts, numbers, strict=True)]
 
 
-def _kind(axis: str, record: RunRecord) -> str:
-    """What is equal for runs of one seed on the same problem, or at the same speeds."""
-    return record.fingerprint if axis == "problem" else json.dumps([record.speeds, record.fleet], sort_keys=True)
+def _lasting(description: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a description does not follow the seed."""
+    return {
+        key: _lasting(value) if isinstance(value, Mapping) else value
+        for key, value in description.items()
+        if key not in _NOT_COMPARED
+    }

@@ -125,7 +125,7 @@ class Saving:
     """Where a run is kept, so that it can be killed, resumed and replayed, and how often it is saved."""
 
     folder: str | Path | None = None
-    """The run's folder, which is made; None: it is not saved."""
+    """The run's folder, which is made unless it is there and empty; None: it is not saved."""
     every: int | None = whole(None, label="checkpoint_every")
     """Updates between two checkpoints; by default twenty checkpoints in all."""
     keep: int = whole(3)

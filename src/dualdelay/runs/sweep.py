@@ -32,7 +32,7 @@ from ..simulation.gradients import Batcher, GradientsInBatches
 from ..simulation.local_fleet import LocalFleet
 from ..simulation.speeds import SpeedModel
 from ..storage.files import Damaged, save_table
-from ..storage.folder import Folder
+from ..storage.folder import Folder, is_empty
 from .grouping import fitting, grouped
 from .names import describe, label, settings, stem
 from .record import record_of, require_same
@@ -246,7 +246,7 @@ def compare(
     problem: ProblemOf,
     speeds: FleetOf,
     *,
-    seeds: Sequence[int] | int = (0,),
+    seeds: Sequence[int] = (0,),
     updates: int | None = None,
     time: float | None = None,
     watch: Sequence[Watch] | Reporting = (),
@@ -260,8 +260,8 @@ def compare(
 
     Arguments:
         algorithms: the methods, or methods by the names that the table calls them.
-        seeds: a run of each method for each; a seed names split, minibatches, noise, speeds, initial weights and the
-            server's draws alike.
+        seeds: a run of each method for each, such as range(3); a seed names split, minibatches, noise, speeds, initial
+            weights and the server's draws alike.
 
     The others are those of ``sweep``.
 
@@ -270,10 +270,15 @@ def compare(
         ...                    dd.TruncatedNormalSpeeds(10, std=5.0), seeds=[0, 1, 2], time=500)
     """
     saving, methods = Saving.of(folder, checkpoint_every), named(algorithms)
-    numbers = [seeds] if isinstance(plain_number(seeds), int) else seeds
-    if isinstance(numbers, str) or not isinstance(numbers, Iterable):
-        raise BadInput(f"seeds is {shown(seeds)}; expected several seeds, seeds=[0, 1, 2], or one, seeds=1.")
-    numbers = [plain_number(one) for one in numbers]
+    alone = plain_number(seeds)
+    if isinstance(alone, int):
+        several, one = f"seeds=range({shown(alone)})", f"seeds=[{shown(alone)}]"
+        raise BadInput(
+            f"seeds is {shown(alone)}, which may mean so many seeds or this one; expected a list: {several} or {one}."
+        )
+    if isinstance(alone, str) or not isinstance(alone, Iterable):
+        raise BadInput(f"seeds is {shown(alone)}; expected a list of seeds: seeds=[0, 1, 2].")
+    numbers = [plain_number(one) for one in seeds]
     if not all(isinstance(one, int) for one in numbers) or not numbers or len(set(numbers)) != len(numbers):
         raise BadInput(f"seeds is {shown(numbers)}; expected at least one whole number, each only once.")
     grid = {"seed": numbers, "algorithm": list(methods.values())}
@@ -391,7 +396,7 @@ def _points(
         "problem": _told_apart([problems[i, seeds[0]] for i in range(len(axes["problem"]))]),
         "speeds": _told_apart([fleets[j, seeds[0]].speeds for j in range(len(axes["speeds"]))]),
     }
-    require_names(folder)
+    require_place(folder)
     seen: set[tuple[Any, ...]] = set()
     paths: set[Path | None] = set()
     for chosen in itertools.product(*(range(len(values)) for values in axes.values())):
@@ -466,10 +471,16 @@ def _is_of(path: Path, problem: Problem, fleet: SimulatedFleet) -> bool:
     return same and record.problem == describe(problem) and record.fingerprint == problem.fingerprint()
 
 
-def require_names(folder: Path | None) -> None:
-    """Refuse a folder whose runs are named by the position of their problem or speeds in a list, as they once were."""
-    old = [path.name for path in folder.iterdir() if _BY_POSITION.search(path.name)] if folder and folder.is_dir() else []
-    if old:
+def require_place(folder: Path | None) -> None:
+    """Refuse a folder that is a run's own, or whose runs are named by places in a list, as they once were."""
+    if folder is None or not folder.is_dir():
+        return
+    if (folder / "config.json").exists():
+        raise BadInput(
+            f"{folder} is the folder of a single run, and runs that are compared have folders of their own in a common "
+            "one; choose another."
+        )
+    if old := [path.name for path in folder.iterdir() if _BY_POSITION.search(path.name)]:
         raise BadInput(
             f"{folder} holds runs of an earlier version, such as {old[0]}, which are named by the place of their problem "
             "or speeds in a list: a longer list would take one for another. Choose another folder; they can be loaded."
@@ -579,7 +590,7 @@ def _side_by_side(points: Sequence[Point], options: Options, tell: Report) -> di
             if id(problem) not in fingerprints:
                 fingerprints[id(problem)] = problem.fingerprint()
             member.record = record_of(member.spec, fingerprints[id(problem)], len(points))
-            if path.exists():
+            if path.exists() and not is_empty(path):
                 member.folder = Folder(path)
                 require_same(member.record, member.folder)
     specs = {k: member.spec for k, member in members.items() if not _has_ended(member)}  # those are only to be read

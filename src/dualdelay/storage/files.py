@@ -23,6 +23,7 @@ from torch import Tensor
 from ..core.errors import BadInput, NotSaved
 
 INTACT = "What was saved before is intact"
+RESUME = f"{INTACT}; make room or choose another folder, then resume."  # advice about the files of a run
 
 
 class Missing(BadInput):
@@ -49,16 +50,17 @@ def disk_errors(action: str, advice: str) -> Iterator[None]:
         raise NotSaved(f"could not {action} ({error.strerror}). {advice}") from error
 
 
-def write(path: Path, data: bytes) -> None:
+def write(path: Path, data: bytes, advice: str = "Choose another place, or make room there.") -> None:
     """Put a file in place at once and for good: a reader sees the old one or the new one, also after a loss of power.
 
-    One that holds these bytes already stays as it is, with its date: repeating what is done changes nothing.
+    One that holds these bytes already stays as it is, with its date: repeating what is done changes nothing. The advice is
+    what to do if it cannot be written.
     """
     with suppress(OSError):
         if path.stat().st_size == len(data) and not path.is_symlink() and path.read_bytes() == data:
             return
     temporary = path.with_name(f".{path.name}.part")
-    with disk_errors(f"write {path}", f"{INTACT}; make room or choose another folder, then resume."):
+    with disk_errors(f"write {path}", advice):
         try:
             with open(temporary, "wb") as file:
                 file.write(data)
@@ -130,7 +132,7 @@ def json_digest(values: Mapping[str, Any]) -> str:
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Write plain values with a digest of themselves."""
-    write(path, json.dumps({**values, "digest": json_digest(values)}, indent=1).encode())
+    write(path, json.dumps({**values, "digest": json_digest(values)}, indent=1).encode(), RESUME)
 
 
 def read_json(path: Path, run: str | None = None) -> dict[str, Any]:
@@ -198,7 +200,8 @@ def save_weights(path: Path, weights: Mapping[str, Tensor], run: str = "") -> st
 
     tensors = {name: tensor.cpu().contiguous().clone() for name, tensor in weights.items()}
     digest = weights_digest(tensors, run)
-    write(path, save(tensors, {"dualdelay": f"{digest} {run}"}))  # one entry: the order of several would be random
+    about = {"dualdelay": f"{digest} {run}"}  # one entry: the order of several would be random
+    write(path, save(tensors, about), RESUME)
     return digest
 
 
@@ -238,14 +241,19 @@ def weights_digest(weights: Mapping[str, Tensor], run: str) -> str:
 
 def save_table(path: Path, columns: Mapping[str, Any], about: Mapping[str, Any] | None = None) -> None:
     """Write columns as Parquet with page checksums; ``about`` goes into the file's metadata."""
+    write(path, _parquet(columns, about or {}))
+
+
+def _parquet(columns: Mapping[str, Any], about: Mapping[str, Any]) -> bytes:
+    """Columns as the bytes of a Parquet file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     table = pa.table({name: pa.array(column) for name, column in columns.items()})
-    table = table.replace_schema_metadata({"dualdelay": json.dumps(about or {})})
+    table = table.replace_schema_metadata({"dualdelay": json.dumps(about)})
     sink = io.BytesIO()
     pq.write_table(table, sink, write_page_checksum=True)
-    write(path, sink.getvalue())
+    return sink.getvalue()
 
 
 def load_table(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -268,7 +276,7 @@ def save_record(path: Path, columns: Mapping[str, Any], run: str, about: Mapping
     arrays = {name: np.asarray(column) for name, column in columns.items()}
     about = {**(about or {}), "run": run}
     digest = _table_digest(arrays, about)
-    save_table(path, arrays, {**about, "digest": digest})
+    write(path, _parquet(arrays, {**about, "digest": digest}), RESUME)
     return digest
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import errno
 import glob
+import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -80,10 +82,13 @@ class Folder:
 
     @staticmethod
     def require_new(path: Path) -> None:
-        """Refuse a folder that exists, or that cannot be created."""
+        """Refuse a folder that exists, unless it is empty and can be replaced, or that cannot be created."""
         require_path("folder", path)
         try:
             if not (path.exists() or path.is_symlink()):
+                return
+            if is_empty(path):
+                _require_replaceable(path)
                 return
         except OSError as error:
             raise BadInput(f"could not create {path} ({error.strerror}); choose another.") from None
@@ -117,7 +122,9 @@ class Folder:
                 weights = {"x": x, **{_FIXED + name: tensor for name, tensor in fixed.items()}}
                 files.save_weights(temporary / "start.safetensors", weights)
                 cls(temporary).write_record(record)
-                cls.require_new(path)  # a rename would replace an empty folder
+                cls.require_new(path)
+                if path.exists():  # empty, and the rename replaces it at once or fails: it stays as private as it was
+                    temporary.chmod(stat.S_IMODE(path.stat().st_mode))
                 temporary.rename(path)
                 files.sync_folder(path.parent)
             except BaseException as error:
@@ -201,7 +208,8 @@ class Folder:
             name = f"{content['arrivals'] - count:012d}-{self._events:012d}.parquet"
             files.save_record(self.path / "trace" / name, rows, self.key, {"events": new})
         data = files.encode({**content, "events": len(events), "run": self.key, "course": course.add(rows, new)})
-        files.write(self.path / "checkpoints" / f"{content['moment']:012d}-{files.short_digest(data)}.safetensors", data)
+        name = f"{content['moment']:012d}-{files.short_digest(data)}.safetensors"
+        files.write(self.path / "checkpoints" / name, data, files.RESUME)
         self._events, self._course = len(events), course
         with suppress(NotSaved):  # an old checkpoint more does no harm
             files.remove(*self.checkpoints()[:-keep])
@@ -301,7 +309,8 @@ class Folder:
         """Keep the newest checkpoint for good: the run goes on from it on another kind of machine."""
         newest, aside = self.checkpoints()[-1], self.path / "moved"
         files.make_folder(aside)
-        files.write(aside / f"{arrivals:012d}-{newest.stem.partition('-')[2]}.safetensors", files.read(newest))
+        name = f"{arrivals:012d}-{newest.stem.partition('-')[2]}.safetensors"
+        files.write(aside / name, files.read(newest), files.RESUME)
 
     def kept_aside(self, arrivals: int) -> dict[str, Any]:
         """What was kept where the run went on, after so many arrivals, on another kind of machine."""
@@ -416,6 +425,29 @@ def read_checkpoint(path: Path) -> dict[str, Any] | None:
         return files.decode(data) if files.short_digest(data) == path.stem.partition("-")[2] else None
     except (Missing, SafetensorError, ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+def is_empty(path: Path) -> bool:
+    """Whether there is a folder with nothing in it, and no link to one: what a new run may take the place of."""
+    return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
+
+
+def _require_replaceable(path: Path) -> None:
+    """Refuse an empty folder that no other can take the place of, or that this process is in."""
+    why = ""
+    if path.samefile(os.curdir):
+        why = "this process is in it"
+    elif os.path.ismount(path):
+        why = "something is mounted there"
+    elif not os.access(path, os.W_OK):
+        why = "it cannot be written"
+    elif not os.access(path.parent, os.W_OK):
+        why = f"{path.parent} cannot be written"
+    if why:
+        raise BadInput(
+            f"{path} is an empty folder that a run's cannot take the place of: {why}. Name a new one in it, such as "
+            f"{path / 'run'}."
+        )
 
 
 def _create_beside(path: Path) -> tuple[Path, Lock]:

@@ -14,21 +14,22 @@ from ...core.errors import BadInput, NotSaved, require_path, shown
 from ...core.version import __version__
 from ...engine.result import Run
 from ...engine.table import Table
+from ...runs.load import Kept
 from ...storage.files import make_folder, write
 from .content import page_content
-from .entries import entries_of
+from .entries import Thing, entries_of
 
 _EARLY = 'document.documentElement.classList.add("scripted");'  # before anything is laid out
 
 
-def write_report(things: Sequence[Run | Table], path: str | Path = "report.html", title: str = "") -> Path:
+def write_report(things: Sequence[Thing], path: str | Path = "report.html", title: str = "") -> Path:
     """Write one page about runs, sweeps and tables together."""
     require_path("path", path)
     path = Path(path)
     if path.suffix.lower() not in (".html", ".htm") or path.is_dir():
         raise BadInput(f"{str(path)!r} cannot be the page; expected the name of a file that ends in .html.")
     for thing in things:
-        if not isinstance(thing, (Run, Table)):
+        if not isinstance(thing, (Run, Table, Kept)):
             raise BadInput(f"{shown(thing)} cannot be reported; expected a run, a sweep or a table.")
     page = report_page(things, title).encode()
     make_folder(path.parent)
@@ -40,7 +41,7 @@ def write_report(things: Sequence[Run | Table], path: str | Path = "report.html"
     return path
 
 
-def report_page(things: Sequence[Run | Table], title: str = "") -> str:
+def report_page(things: Sequence[Thing], title: str = "") -> str:
     """The text of the page."""
     from jinja2 import Environment  # torch brings it
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from ...engine.metrics import metric_and_way
 from ...engine.result import FAULTS, Run
 from ...engine.table import Column, Table
 from ...engine.trace import Trace
-from ..printing import number, sentence
+from ..printing import End, caveats, counted, ending, measured, number, ranking
 from .entries import Entries, Entry, tidy
 from .looks import looks
 from .reproduce import command, commands
@@ -32,7 +32,9 @@ _SHARES = 500  # workers whose share of the arrivals is drawn
 _LINES = 20  # workers whose delays and losses are drawn
 _ROWS = 2_000  # of all tables of workers; and as many of events
 _TABLE = 200  # rows of a table that is shown as it is
-_HIDDEN = ("answered", "share", "samples")  # columns that no curve is drawn of, unless they vary
+_MOST_SEEDS = 8  # that are named
+_LEFT_OUT = 6  # labels of which is said why they are not compared
+_HIDDEN = ("answered", "share", "samples")  # columns that no curve is drawn of, unless they vary in a run
 _KINDS = (("u1", 2**8), ("u2", 2**16), ("u4", 2**32))
 
 
@@ -76,12 +78,12 @@ class Content:
     summary: str = ""
     facts: dict[str, str] = field(default_factory=dict)
     results: Grid | None = None
-    best: Grid | None = None
-    paired: Grid | None = None
+    best: list[Grid] = field(default_factory=list)  # one for each problem and speeds, as in paired
+    paired: list[Grid] = field(default_factory=list)
     rows: Grid | None = None
     inside: list[Inside] = field(default_factory=list)
     inside_note: str = ""
-    failed: Sequence[tuple[str, str]] = ()
+    troubled: Sequence[tuple[str, str]] = ()  # runs without an end, and what is said of them
     notes: Sequence[str] = ()
     settings: Grid | None = None
     environment: Grid | None = None
@@ -94,11 +96,11 @@ class Content:
         there = {
             "curves": ("Curves", bool(self.data.get("runs"))),
             "results": ("Results", self.results is not None),
-            "steps": ("Best settings", self.best is not None),
-            "paired": ("Paired differences", self.paired is not None),
+            "steps": ("Best settings", bool(self.best)),
+            "paired": ("Paired differences", bool(self.paired)),
             "inside": ("Workers", bool(self.inside)),
             "rows": ("Table", self.rows is not None),
-            "trouble": ("Notes", bool(self.notes or self.failed)),
+            "trouble": ("Notes", bool(self.notes or self.troubled)),
             "settings": ("Settings", self.settings is not None),
             "repeat": ("Reproduce", bool(self.repeat)),
         }
@@ -107,31 +109,40 @@ class Content:
 
 def page_content(entries: Entries) -> Content:
     """Everything that a page about these entries says."""
-    runs, content = entries.runs, Content(notes=list(entries.notes), failed=entries.failed)
+    runs, content = entries.runs, Content(notes=list(entries.notes), troubled=_troubled(entries))
     if entries.rows is not None:
         content.rows = _as_it_is(entries.rows)
     if not runs:
         content.title, content.summary = (
             "A table",
-            f"{len(entries.rows or ()):,} rows, which have neither time nor version.",
+            f"{counted(len(entries.rows or ()), 'row')} with neither time nor version.",
         )
         return content
     metrics = _metrics(runs)
-    main = "objective" if "objective" in metrics else metrics[0]
-    content.data = _curves(runs, metrics, main)
+    main = (
+        "objective" if "objective" in metrics else max(metrics, key=lambda name: sum(name in run.metrics for run in runs))
+    )
+    content.data = _curves(runs, entries.lost, metrics, main)
     inside = [entry for entry in runs if entry.run is not None and len(entry.run.trace)]
     shown = inside[:_INSIDE]
     content.inside = [_inside(entry, max(10, _ROWS // len(shown))) for entry in shown]
     content.data["inside"] = [_pictures(entry, len(shown)) for entry in shown]
     if len(inside) > len(shown):
         content.inside_note = f"The workers of the first {len(shown)} of {len(inside)} runs are shown."
-    labels = list(dict.fromkeys(run.label for run in runs))
-    content.results = _results(runs, metrics) if len(runs) > 1 else None
-    _say(content, entries, labels, main)
-    if len(runs) > 1:
-        _compare(content, runs, labels, main)
+    if len(runs) + len(entries.lost) + len(entries.unnamed) == 1:
+        _say_of_one(content, runs[0], main)
+    else:
+        content.results = _results(runs, metrics)
+        _say(content, entries, _compare(content, entries, main), main)
     _repeat(content, runs)
     return content
+
+
+def _troubled(entries: Entries) -> list[tuple[str, str]]:
+    """What is said of each run without an end."""
+    drawn = [(run.name, f"has no end: {run.why}") for run in entries.runs if run.state]
+    lost = [(run.name, f"has no result: {run.why}") for run in entries.lost]
+    return [*drawn, *lost, *((name, f"is left out: {why}") for name, why in entries.unnamed)]
 
 
 def larger_is_better(metric: str) -> bool:
@@ -143,12 +154,11 @@ def larger_is_better(metric: str) -> bool:
 
 
 def _metrics(runs: Sequence[Entry]) -> list[str]:
-    """The columns that all runs have and that say something."""
-    names = [name for name in runs[0].metrics if name not in ("time", "version")]
-    common = [name for name in names if all(name in run.metrics for run in runs)]
-    values = {name: np.concatenate([run.metrics[name] for run in runs]).astype(float) for name in common}
-    said = [name for name in common if np.isfinite(values[name]).any()]
-    kept = [name for name in said if name not in _HIDDEN or len(set(values[name].tolist())) > 1]
+    """The columns that say something, of whichever runs."""
+    names = dict.fromkeys(name for run in runs for name in run.metrics if name not in ("time", "version"))
+    values = {name: [run.metrics[name].astype(float) for run in runs if name in run.metrics] for name in names}
+    said = [name for name in names if any(np.isfinite(column).any() for column in values[name])]
+    kept = [name for name in said if name not in _HIDDEN or any(len(set(column.tolist())) > 1 for column in values[name])]
     if not kept:
         raise BadInput("the runs have no metric in common, so there is nothing to draw; expected one, such as objective.")
     return kept
@@ -175,11 +185,12 @@ def _thinned(count: int, most: int) -> Column:
     return np.arange(count) if count <= most else np.unique(np.linspace(0, count - 1, max(most, 2)).round().astype(int))
 
 
-def _curves(runs: Sequence[Entry], metrics: Sequence[str], main: str) -> dict[str, Any]:
+def _curves(runs: Sequence[Entry], lost: Sequence[Entry], metrics: Sequence[str], main: str) -> dict[str, Any]:
     axes = [axis for axis in ("time", "version") if all(axis in run.metrics for run in runs)]
     look, settings = looks(runs), list(dict.fromkeys(run.setting for run in runs))
     most = max(12, _VALUES // (len(runs) * (len(metrics) + len(axes))))
-    labels = list(look)
+    labels, incomplete = list(look), {run.label for run in (*runs, *lost) if run.state}  # those are not ranked
+    ended = {run.curve for run in runs if run.label not in incomplete}
     places = {label: k for k, label in enumerate(labels)}
     packed_runs = []
     thinned = 0
@@ -187,9 +198,9 @@ def _curves(runs: Sequence[Entry], metrics: Sequence[str], main: str) -> dict[st
         rows = _thinned(len(run.metrics), most)
         thinned = max(thinned, len(run.metrics) if len(rows) < len(run.metrics) else 0)
         columns = {axis: packed(run.metrics[axis][rows], "f8") for axis in axes}
-        columns |= {name: packed(run.metrics[name][rows], "f4") for name in metrics}
+        columns |= {name: packed(run.metrics[name][rows], "f4") for name in metrics if name in run.metrics}
         packed_runs.append(
-            {"label": places[run.label], "setting": settings.index(run.setting), "seed": str(run.seed), "columns": columns}
+            {"label": places[run.curve], "setting": settings.index(run.setting), "seed": str(run.seed), "columns": columns}
         )
     real = any(run.record is not None and run.record.real for run in runs)
     simulated = any(run.record is None or not run.record.real for run in runs)
@@ -202,7 +213,7 @@ def _curves(runs: Sequence[Entry], metrics: Sequence[str], main: str) -> dict[st
         "metrics": list(metrics),
         "main": main,
         "larger": [name for name in metrics if larger_is_better(name)],
-        "labels": [{"text": label, **look[label]} for label in labels],
+        "labels": [{"text": label, "ended": label in ended, **look[label]} for label in labels],
         "settings": settings,
         "runs": packed_runs,
         "thinned": f"Of {thinned:,} evaluations of a run, {most:,} are drawn." if thinned else "",
@@ -294,43 +305,56 @@ def _short(text: str) -> str:
 # --- texts ---
 
 
-def _say(content: Content, entries: Entries, labels: Sequence[str], main: str) -> None:
-    """Title, summary and facts."""
-    runs = entries.runs
-    last = runs[0].metrics[main]
-    if len(runs) == 1:
-        run = runs[0].run
-        content.title = runs[0].name
-        content.summary = f"{main} {number(float(last[0]))} at first, {number(float(last[-1]))} at the end."
-        if run is not None:
-            content.facts = _facts(run)
-            content.summary = (
-                f"{run.version:,} updates from {len(run.trace):,} arrivals of {_size(run)} workers, {run.ending} "
-                f"at time {number(run.time)}. {content.summary[:1].upper()}{content.summary[1:]}"
-            )
-        return
-    seeds = len({run.seed for run in runs})
-    methods = len({run.method for run in runs})
-    content.facts = {
-        "methods": f"{methods:,}",
-        "curves": f"{len(labels):,}",
-        "seeds": f"{seeds:,}",
-        "runs": f"{len(runs):,}",
-    }
-    content.title = f"{methods:,} {'methods' if methods > 1 else 'method'}, {len(runs):,} runs"
-    if content.failed:
-        content.facts["without a result"] = f"{len(content.failed):,}"
-    if len(entries.sweeps) == 1 and all(run.run is not None for run in runs):
-        content.summary = sentence(entries.sweeps[0]).replace("Result: ", "")
-        content.summary = content.summary[:1].upper() + content.summary[1:]
+def _say_of_one(content: Content, entry: Entry, main: str) -> None:
+    """Title, summary and facts of the page of one run."""
+    values, run = entry.metrics[main], entry.run
+    content.title = entry.name
+    content.summary = f"{main} {number(float(values[0]))} at first, {number(float(values[-1]))} at the end."
+    if run is not None:
+        content.facts = _facts(run)
+        content.summary = (
+            f"{counted(run.version, 'update')} from {counted(len(run.trace), 'arrival')} of "
+            f"{counted(_size(run), 'worker')}, {ending(run)} at time {number(run.time)}. {_capital(content.summary)}"
+        )
+
+
+def _say(content: Content, entries: Entries, tables: Mapping[str, Table], main: str) -> None:
+    """Title, summary and facts; ``tables`` has the runs that can be compared, by problem and speeds."""
+    every, without = [*entries.runs, *entries.lost], entries.without_end
+    count, methods = len(every) + len(entries.unnamed), len({run.method for run in every})
+    curves, settings = {(run.setting, run.curve) for run in entries.runs}, dict.fromkeys(run.setting for run in every)
+    lacking = sum(without.values())
+    content.title = f"{counted(methods, 'method')}, {counted(count, 'run')}"
+    content.title += f", {lacking:,} of them without an end" if lacking else ""
+    content.facts = {"methods": f"{methods:,}", "curves": f"{len(curves):,}"}
+    content.facts |= {"problems and speeds": f"{len(settings):,}"} if len(settings) > 1 else {}
+    content.facts |= {"seeds": f"{len({run.seed for run in every}):,}", "runs": f"{count:,}"}
+    content.facts |= {state: f"{number_:,}" for state, number_ in without.items()}
+    lines = []
+    if lacking:
+        told = ", ".join(f"{number_:,} {state}" for state, number_ in without.items())
+        lines.append(f"{lacking:,} of {counted(count, 'run')} {'has' if lacking == 1 else 'have'} no end: {told}.")
+    if main == "objective" and all(run.run is not None or run.state for run in every):
+        for setting in settings:
+            ends: dict[str, list[End]] = {}
+            for run in (run for run in every if run.setting == setting):
+                ends.setdefault(run.label, []).append(End.of(run.run, run.state))
+            where = f"on {setting or 'the others'}: " if len(settings) > 1 else ""
+            doubts = caveats(tables[setting]) if setting in tables else []
+            lines.append(" ".join([_capital(ranking(ends, where)), *doubts]))
     else:
-        content.summary = f"{len(runs):,} runs, {len(labels):,} curves of {main}."
+        lines.append(f"{counted(len(entries.runs), 'run')}, {counted(len(curves), 'curve')} of {main}.")
+    content.summary = "\n".join(lines)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _facts(run: Run) -> dict[str, str]:
     summary, delays = run.summary(), run.delays
-    facts = {name.replace("_", " "): number(summary.get(name)) for name in ("objective", "pooled_loss", "accuracy")}
-    facts = {name: value for name, value in facts.items() if value != "-"}
+    facts = {name.replace("_", " "): number(summary[name]) for name in measured([summary], run.metrics)}
+    facts.pop("gradient norm", None)
     facts |= {"updates": f"{run.version:,}", "arrivals": f"{len(run.trace):,}", "time": number(run.time)}
     facts |= {"largest delay": f"{delays.tau_max:,}", "mean delay": number(delays.tau_avg)}
     facts["faults"] = ", ".join(f"{count:,} {kind}" for kind, count in run.faults.items()) or "none"
@@ -339,65 +363,123 @@ def _facts(run: Run) -> dict[str, str]:
 
 
 def _results(runs: Sequence[Entry], metrics: Sequence[str]) -> Grid:
-    """The last values of each label: mean over seeds and standard deviation."""
+    """The last values of each curve: mean over seeds and standard deviation."""
     groups: dict[tuple[str, str], list[Entry]] = {}
     for run in runs:
-        groups.setdefault((run.label, run.setting), []).append(run)
-    several = len({setting for _, setting in groups}) > 1
+        groups.setdefault((run.setting, run.curve), []).append(run)
+    several = len({setting for setting, _ in groups}) > 1
+    columns = [*(["version"] if any("version" in run.metrics for run in runs) else []), *metrics]
     rows = []
-    for (label, setting), own in groups.items():
-        cells = [label, *([setting] if several else []), f"{len(own)}"]
-        if all("version" in run.metrics for run in runs):
-            cells.append(_spread([float(run.metrics["version"][-1]) for run in own]))
-        rows.append([*cells, *(_spread([float(run.metrics[name][-1]) for run in own]) for name in metrics)])
+    for (setting, label), own in groups.items():
+        ends = [[float(run.metrics[name][-1]) for run in own if name in run.metrics] for name in columns]
+        rows.append([label, *([setting or "others"] if several else []), f"{len(own)}", *map(_spread, ends)])
     named = ["label", *(["problem and speeds"] if several else [])]
-    updates = ["updates"] if all("version" in run.metrics for run in runs) else []
-    heads = [*named, "runs", *updates, *(name.replace("_", " ") for name in metrics)]
+    heads = [*named, "runs", *("updates" if name == "version" else name.replace("_", " ") for name in columns)]
     caption = "At the end of the runs: the mean over seeds ± the standard deviation."
+    caption += " Runs without an end: as far as they came." if any(run.state for run in runs) else ""
     return Grid(caption, heads, rows, [False] * len(named) + [True] * (len(heads) - len(named)))
 
 
 def _spread(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
     mean = number(float(np.mean(values)))
     return mean if len(values) == 1 or mean == "-" else f"{mean} ± {number(float(np.std(values, ddof=1)), 2)}"
 
 
-def _compare(content: Content, runs: Sequence[Entry], labels: Sequence[str], main: str) -> None:
-    """The best steps and the paired differences, of runs on one problem at the same speeds."""
-    if len({run.setting for run in runs}) > 1:
-        content.notes = [*content.notes, "steps and differences are not shown: the runs have several problems or speeds"]
-        return
-    table, larger = tidy(runs, main), larger_is_better(main)
+def _compare(content: Content, entries: Entries, main: str) -> dict[str, Table]:
+    """Add the best settings and the paired differences, problem by problem; returns what was compared on each."""
+    every, tables = [*entries.runs, *entries.lost], dict[str, Table]()
+    settings, look = list(dict.fromkeys(run.setting for run in every)), looks(entries.runs)
+    content.data["steps"] = {}
+    for setting in settings:
+        runs, failed, notes = _comparable([run for run in every if run.setting == setting], main)
+        where = f"On {setting or 'the others'}: " if len(settings) > 1 else ""
+        content.notes = [*content.notes, *(f"{where}{note}" for note in notes)]
+        if len(runs) + len(failed) < 2 or not runs:
+            continue
+        table = tables[setting] = tidy(runs, failed, main)
+        try:
+            steps = _compared(content, table, main, where, look)
+        except BadInput as error:  # no run of a method ends with a number, for instance
+            content.notes = [*content.notes, f"{where}steps and differences are not all shown: {str(error).rstrip('.')}"]
+            continue
+        if steps is not None:
+            start = float(runs[0].metrics[main][0])
+            own = {"setting": setting, "start": start if math.isfinite(start) else None}
+            content.data["steps"][content.data["settings"].index(setting)] = steps | own
+    return tables
+
+
+def _comparable(runs: Sequence[Entry], main: str) -> tuple[list[Entry], list[Entry], list[str]]:
+    """Those runs of one problem that can be compared, since their labels have the same seeds; those of them that failed
+    or have no number; and what is said of the others.
+    """
+    counted_runs = [run for run in runs if run.state == "failed" or (not run.state and main in run.metrics)]
+    seeds = {run.label: {one.seed for one in counted_runs if one.label == run.label} for run in runs}
+    sets = {frozenset(own) for own in seeds.values() if own}
+    if not sets:
+        return [], [], []
+    common = max(
+        sets, key=lambda own: (len(own) * sum(own <= other for other in seeds.values()), len(own), sorted(map(str, own)))
+    )
+    left_out = [label for label, own in seeds.items() if not common <= own]
+    notes = []
+    for label in left_out[:_LEFT_OUT]:
+        has = f"the results of {_seeds(seeds[label])}" if seeds[label] else "no result"
+        notes.append(f"{label} is not compared with the others: it has {has}, they have those of {_seeds(common)}")
+    if len(left_out) > _LEFT_OUT:
+        notes.append(f"nor are {len(left_out) - _LEFT_OUT:,} more, which lack seeds, too")
+    if any(common < own for label, own in seeds.items() if label not in left_out):
+        notes.append(f"best settings and differences are those of {_seeds(common)}, which all that are compared have")
+    kept = [run for run in counted_runs if run.label not in left_out and run.seed in common]
+    return [run for run in kept if not run.state], [run for run in kept if run.state], notes
+
+
+def _seeds(seeds: Iterable[int | str]) -> str:
+    """Seeds in words."""
+    texts = [str(seed) for seed in sorted(seeds, key=lambda seed: (isinstance(seed, str), seed))]
+    if texts == [""]:
+        return "one run"
+    if len(texts) > _MOST_SEEDS:
+        return f"{len(texts):,} seeds"
+    return f"seed {texts[0]}" if len(texts) == 1 else f"seeds {', '.join(texts[:-1])} and {texts[-1]}"
+
+
+def _compared(
+    content: Content, table: Table, main: str, where: str, look: Mapping[str, Mapping[str, str]]
+) -> dict[str, Any] | None:
+    """Add the best settings and the paired differences of one problem; returns what its picture of steps shows."""
+    larger, steps = larger_is_better(main), None
     metric = f"{'max' if larger else 'min'} {main}"
-    try:
-        methods, variants = set(table.method.tolist()), set(table.algorithm.tolist())
-        if len(variants) > len(methods):
-            steps = set() if "lr" not in table else set(zip(table.method.tolist(), table.lr.tolist(), strict=True))
-            over, what = ("lr", "step") if len(steps) == len(variants) else ("algorithm", "settings")
-            best = table.best("method", over, metric)
-            note = "lowest, highest: the best step is at an edge of the grid, and a better one may lie beyond it."
-            caption = f"The {what} with the best {main} at the end, in the mean over seeds."
-            content.best = _grid_of(best, caption, note if over == "lr" else "")
-            if over == "lr":
-                content.data["steps"] = _step_curves(table, main, metric, runs)
-            if len(methods) > 1:  # each at its best
-                chosen = table.best("method", "algorithm", metric).algorithm.tolist()
-                table, labels = table.where(algorithm=chosen), [label for label in labels if label in chosen]
-        ends = table.best("algorithm", (), metric)
-        means = dict(zip(ends.algorithm.tolist(), ends["mean"].tolist(), strict=True))
-        finite = [label for label in labels if math.isfinite(means[label])]
-        if len(labels) > 1 and finite:
-            against = (max if larger else min)(finite, key=lambda label: means[label])
-            differences = table.paired(against, "algorithm", metric, over=())
-            note = (
-                f"Above zero: larger than {against}, seed by seed. low and high: 95 % interval; p: t test, p holm: "
-                "corrected for several comparisons, p rank: signed ranks. With few seeds none of them says much."
-            )
-            caption = f"{main} at the end, against {against}, which is best in the mean."
-            told = Table({name: column for name, column in differences.items() if _tells(name, column)})
-            content.paired = _grid_of(told, caption, note)
-    except BadInput as error:  # seeds that not all steps have, for instance
-        content.notes = [*content.notes, f"steps and differences are not all shown: {str(error).rstrip('.')}"]
+    names = [(run["method"], run["algorithm"], run.get("lr")) for run in (*table.rows(), *table.absent)]
+    methods, labels = ({one[k] for one in names} for k in (0, 1))
+    if len(labels) > len(methods):
+        by_step = "lr" in table and len({(method, lr) for method, _, lr in names}) == len(labels)
+        over, what = ("lr", "step") if by_step else ("algorithm", "settings")
+        note = "lowest, highest: the best step is at an edge of the grid, and a better one may lie beyond it."
+        caption = f"{where}The {what} with the best {main} at the end, in the mean over {_seeds(set(table.seed.tolist()))}."
+        content.best.append(_grid_of(table.best("method", over, metric), _capital(caption), note if by_step else ""))
+        steps = _step_curves(table, main, metric, look) if by_step else None
+        if len(methods) > 1:  # each at its best
+            chosen = table.best("method", "algorithm", metric).algorithm.tolist()
+            table, labels = table.where(algorithm=chosen), labels & set(chosen)
+    ends = table.best("algorithm", (), metric)
+    means = dict(zip(ends.algorithm.tolist(), ends["mean"].tolist(), strict=True))
+    finite = [label for label in means if math.isfinite(means[label])]
+    if len(labels) > 1 and finite:
+        against = (max if larger else min)(finite, key=lambda label: means[label])
+        differences = table.paired(against, "algorithm", metric, over=())
+        note = (
+            f"difference, low and high: a label's {main} less that of {against}, seed by seed, and its 95 % interval; p: t "
+            "test, p holm: corrected for several comparisons, p rank: signed ranks. With few seeds none of them says much."
+        )
+        caption = (
+            f"{where}{main} at the end of {_seeds(set(table.seed.tolist()))}, against {against}, which is best in the mean."
+        )
+        told = Table({name: column for name, column in differences.items() if _tells(name, column)})
+        content.paired.append(_grid_of(told, caption, note))
+    return steps
 
 
 def _tells(name: str, column: Column) -> bool:
@@ -405,9 +487,9 @@ def _tells(name: str, column: Column) -> bool:
     return name not in ("unpaired", "ties") or bool(column.any())
 
 
-def _step_curves(table: Table, main: str, metric: str, runs: Sequence[Entry]) -> dict[str, Any]:
+def _step_curves(table: Table, main: str, metric: str, look: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
     """What each method ends with at each step."""
-    look, curves = looks(runs), []
+    curves = []
     for method in dict.fromkeys(table.method.tolist()):
         own = table.method == method
         first = str(table.algorithm[own][0])
@@ -420,8 +502,7 @@ def _step_curves(table: Table, main: str, metric: str, runs: Sequence[Entry]) ->
                 mean = float(np.mean(finite)) if len(finite) == len(ends) else None
                 points.append([lr, mean, min(finite), max(finite), len(ends) - len(finite)])
         curves.append({"text": method, **look[middle[len(middle) // 2]], "dash": look[first]["dash"], "points": points})
-    start = float(runs[0].metrics[main][0])
-    return {"metric": main, "over": "lr", "curves": curves, "start": start if math.isfinite(start) else None}
+    return {"metric": main, "over": "lr", "curves": curves}
 
 
 def _grid_of(table: Table, caption: str, note: str = "") -> Grid:
@@ -497,15 +578,20 @@ def _settings(records: Sequence[Mapping[str, Any]], runs: Sequence[Entry], capti
     keys = list(dict.fromkeys(key for one in flat for key in one))
     rows = []
     for key in keys:
-        values = [one.get(key, "") for one in flat]
-        distinct = list(dict.fromkeys(values))
+        distinct = list(dict.fromkeys(one[key] for one in flat if key in one))
+        lack = sum(key not in one for one in flat)
+        if not any(distinct):  # such as the commit of a package that was installed
+            continue
         if len(distinct) == 1:
-            rows.append([key, distinct[0]])
+            only = f" (not a setting of {counted(lack, 'other run')})" if lack else ""
+            rows.append([key, f"{distinct[0]}{only}"])
         elif len(runs) <= 6:
-            rows.append([key, "\n".join(f"{run.name}: {value}" for run, value in zip(runs, values, strict=True))])
+            told = [f"{run.name}: {one.get(key, 'not a setting of it')}" for run, one in zip(runs, flat, strict=True)]
+            rows.append([key, "\n".join(told)])
         else:
-            shown = ", ".join(value or "none" for value in distinct[:20])
-            rows.append([key, f"{len(distinct)} values: {shown}{', ...' if len(distinct) > 20 else ''}"])
+            shown = ", ".join(value or "empty" for value in distinct[:20])
+            only = f"; not a setting of {counted(lack, 'run')}" if lack else ""
+            rows.append([key, f"{len(distinct)} values: {shown}{', ...' if len(distinct) > 20 else ''}{only}"])
     return Grid(caption or "Everything that determines the runs.", ["setting", "value"], rows)
 
 

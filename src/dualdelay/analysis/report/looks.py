@@ -27,11 +27,11 @@ _SPREAD = 0.45  # how far the shades of a method's variants are from its colour
 
 
 def looks(runs: Sequence[Entry]) -> dict[str, dict[str, str]]:
-    """A look for each label, in the labels' order; of a method's variants the first is the darkest."""
+    """A look for each curve, in the curves' order; of a method's variants the first is the darkest."""
     variants: dict[str, list[str]] = {}
     for run in runs:
         own = variants.setdefault(run.method, [])
-        own += [] if run.label in own else [run.label]
+        own += [] if run.curve in own else [run.curve]
     found: dict[str, dict[str, str]] = {}
     classes = {run.method: type(run.run.algorithm) for run in runs if run.run is not None and run.run.algorithm is not None}
     kinds: list[Any] = [classes.get(method) or known("algorithm", method) or Algorithm for method in variants]
@@ -51,7 +51,7 @@ def looks(runs: Sequence[Entry]) -> dict[str, dict[str, str]]:
             used.add(look)
             dash, mark = look
             found[label] = {"colour": _shaded(colour, shade), "dash": dash, "mark": mark}
-    return {label: found[label] for label in dict.fromkeys(run.label for run in runs)}
+    return {label: found[label] for label in dict.fromkeys(run.curve for run in runs)}
 
 
 def _dash(line: str) -> str:

@@ -72,6 +72,7 @@
 
   // --- a picture: drawn, zoomed, walked through with the keyboard, and written out as a table ---
 
+  const BUTTONS = 36; // what the library's buttons need above a picture, or they cover what stands at its top
   const views = {};
   const trace = (heads, rows, more) => ({ // rows: the texts that the point's hover and the table of numbers have
     heads, rows, hoverinfo: "text",
@@ -89,7 +90,7 @@
     view.at = null;
     const whole = {
       paper_bgcolor: theme.paper, plot_bgcolor: theme.paper, font: { family: "inherit", size: 13, color: theme.ink },
-      margin: { l: narrow ? 48 : 64, r: narrow ? 8 : 16, t: 10, b: 48 }, showlegend: false, hovermode: "closest", dragmode: "zoom",
+      margin: { l: narrow ? 48 : 64, r: narrow ? 8 : 16, t: narrow ? 10 : BUTTONS, b: 48 }, showlegend: false, hovermode: "closest", dragmode: "zoom",
       hoverlabel: { bgcolor: theme.paper, bordercolor: theme.faint, font: { family: "inherit", size: 13, color: theme.ink }, align: "left", namelength: -1 },
       uirevision: `${key}/${view.resets}`, ...structuredClone(layout), // a zoom writes into what it was given
     };
@@ -179,9 +180,11 @@
 
   const value = (id, otherwise) => ($(id) ? $(id).value : otherwise);
   const hidden = new Set();
-  const groups = (setting) => { // the runs of each label
+  const groups = (setting, metric) => { // the runs of each label; not all have every metric
     const found = new Map();
-    for (const run of data.runs) if (run.setting === setting) found.set(run.label, [...(found.get(run.label) ?? []), run]);
+    for (const run of data.runs) {
+      if (run.setting === setting && (!metric || run.columns[metric])) found.set(run.label, [...(found.get(run.label) ?? []), run]);
+    }
     return found;
   };
   const over = (runs, x, y) => { // at every time of any run, until the first of them ends; between evaluations the earlier stands
@@ -206,7 +209,7 @@
   };
   const best = (metric, setting, count) => {
     const sign = data.larger.includes(metric) ? -1 : 1;
-    const ends = [...groups(setting)].map(([label, runs]) => [label, last(runs, metric)]);
+    const ends = [...groups(setting, metric)].map(([label, runs]) => [label, last(runs, metric)]);
     ends.sort((a, b) => (Number.isFinite(a[1]) ? sign * a[1] : Infinity) - (Number.isFinite(b[1]) ? sign * b[1] : Infinity));
     return ends.slice(0, count).map(([label]) => label);
   };
@@ -230,7 +233,8 @@
         high = Math.max(high, Math.min(one, most));
       }
     };
-    for (const [label, runs] of groups(setting)) {
+    const own = groups(setting, metric);
+    for (const [label, runs] of own) {
       if (hidden.has(label)) continue;
       count += 1;
       const look = data.labels[label], colour = visible(look.colour);
@@ -265,11 +269,11 @@
       traces.push(trace(["", "runs", xname, named(metric), between, "std"], rows, { x: grid, y: means, mode: "lines+markers", line, marker }));
     }
     const layout = { xaxis: axis(xname, { type: xlog ? "log" : "linear" }), yaxis: axis(named(metric), { type: ylog ? "log" : "linear", ...spanned(low, high, ylog) }) };
-    const total = groups(setting).size;
-    const several = data.runs.length > 1 ? (each ? "Each run by itself. " : `The mean over seeds${band === "none" ? "" : band === "std" ? " with its standard deviation" : " with their range"}. `) : "";
-    const lowest = count ? best(metric, setting, 1)[0] : null;
-    const said = lowest === null || total < 2 ? "" : ` ${data.larger.includes(metric) ? "Highest" : "Lowest"} at the end: ${data.labels[lowest].text}, ${shown(last(groups(setting).get(lowest), metric))}.`;
-    draw("plot-curves", traces, layout, [metric, x, ylog, xlog, setting].join(), `${several}${count < total ? `${count} of ${total} curves are shown. ` : ""}${data.thinned}${said}`);
+    const total = own.size, where = data.settings.length > 1 ? `On ${data.settings[setting] || "the others"}. ` : "";
+    const several = [...own.values()].some((runs) => runs.length > 1) ? (each ? "Each run by itself. " : `The mean over seeds${band === "none" ? "" : band === "std" ? " with its standard deviation" : " with their range"}. `) : "";
+    const ended = best(metric, setting, total).filter((label) => data.labels[label].ended); // a run without an end is not ranked
+    const said = !total ? ` No run here has ${named(metric)}.` : !count || ended.length < 2 ? "" : ` ${data.larger.includes(metric) ? "Highest" : "Lowest"} at the end: ${data.labels[ended[0]].text}, ${shown(last(own.get(ended[0]), metric))}.`;
+    draw("plot-curves", traces, layout, [metric, x, ylog, xlog, setting].join(), `${where}${several}${count < total ? `${count} of ${total} curves are shown. ` : ""}${data.thinned}${said}`);
   };
   const SVG = "http://www.w3.org/2000/svg";
   const sample = (look) => {
@@ -312,8 +316,10 @@
     drawLegend();
   };
   const drawSteps = () => {
-    if (!data.steps) return;
-    const { metric, curves, over: name, start } = data.steps, traces = [];
+    const steps = data.steps[value("setting", 0)], traces = [];
+    $("steps-picture").hidden = !steps;
+    if (!steps) return;
+    const { metric, curves, over: name, start } = steps;
     let low = Infinity, high = -Infinity;
     for (const curve of curves) {
       const colour = visible(curve.colour), known = curve.points.filter((point) => point[1] !== null);
@@ -322,11 +328,11 @@
       for (const point of known) [low, high] = [Math.min(low, point[2]), Math.max(high, Math.min(point[3], capped(metric, start)))];
       traces.push(trace(["", name, named(metric), "range"], rows, { x: known.map((p) => p[0]), y: known.map((p) => p[1]), error_y: bars, name: plain(short(curve.text)), mode: "lines+markers", line: { color: colour, width: 2, dash: curve.dash }, marker: { color: colour, symbol: curve.mark, size: 8 } }));
     }
-    const steps = [...new Set(curves.flatMap((curve) => curve.points.map((point) => point[0])))].sort((a, b) => a - b);
+    const tried = [...new Set(curves.flatMap((curve) => curve.points.map((point) => point[0])))].sort((a, b) => a - b);
     const log = low > 0 && high / low > 5;
-    const layout = { showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, itemclick: false, itemdoubleclick: false }, margin: { l: 64, r: 16, t: 40, b: 48 },
-      xaxis: axis(name, { type: steps[0] > 0 ? "log" : "linear", tickvals: steps, ticktext: steps.map(String) }), yaxis: axis(`${named(metric)} at the end`, { type: log ? "log" : "linear", ...spanned(low, high, log) }) };
-    draw("plot-steps", traces, layout, "steps", "The mean over seeds at the end of the runs, with the range of the seeds; a step at which a run diverged has no point.");
+    const layout = { showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, itemclick: false, itemdoubleclick: false }, margin: { l: 64, r: 16, t: BUTTONS + 24, b: 48 },
+      xaxis: axis(name, { type: tried[0] > 0 ? "log" : "linear", tickvals: tried, ticktext: tried.map(String) }), yaxis: axis(`${named(metric)} at the end`, { type: log ? "log" : "linear", ...spanned(low, high, log) }) };
+    draw("plot-steps", traces, layout, `steps ${steps.setting}`, `${steps.setting ? `On ${steps.setting}. ` : ""}The mean over seeds at the end of the runs, with the range of the seeds; a step at which a run diverged has no point.`);
   };
 
   // --- workers of one run ---
@@ -404,7 +410,7 @@
     const { delays } = run, [time, mean, most, count] = ["time", "mean", "most", "count"].map((name) => unpack(delays[name]));
     const heads = ["", run.clock, "mean delay", "largest delay", "arrivals"];
     const rowOf = (worker, k) => [`worker ${worker}`, shown(time[k]), shown(mean[k]), shown(most[k]), shown(count[k])];
-    const merged = Math.max(...count) > 1 ? ` A point is the mean of up to ${Math.max(...count)} arrivals in a row.` : " A point is an arrival.";
+    const merged = Math.max(...count) > 1 ? ` A line goes from mean to mean of up to ${Math.max(...count)} arrivals in a row; some of them are marked.` : " A line goes from arrival to arrival; some of them are marked.";
     draw("plot-delays", lines(delays, "time", "mean", heads, rowOf), { xaxis: axis(run.clock), yaxis: axis("delay in updates", { rangemode: "tozero" }), ...withLegend() }, `delays ${run.name}`, `How many updates were made from a gradient's model to its use; the brighter a line, the slower its worker.${merged}${limited()}`);
   };
   const drawShares = () => {
@@ -444,6 +450,7 @@
     if ($("setting")) drawLegend();
     drawCurves();
   });
+  on(["setting"], "change", () => pictured && drawSteps());
   on(["legend-all"], "click", (event) => {
     if (!event.target.dataset.show) return;
     show(event.target.dataset.show);
@@ -455,7 +462,8 @@
   on(["loss", "loss-axis", "loss-log"], "change", drawLosses);
   const all = [];
   if (data.runs) all.push(() => { drawLegend(); drawCurves(); });
-  if (data.steps) all.push(drawSteps);
+  const pictured = Object.keys(data.steps ?? {}).length > 0;
+  if (pictured) all.push(drawSteps);
   if (data.inside && data.inside.length) all.push(drawJobs, drawDelays, drawShares, drawLosses);
   const redraw = () => { readTheme(); all.forEach((one) => one()); };
   on(["theme"], "change", () => {
@@ -470,7 +478,7 @@
   });
   readTheme();
   if (data.runs) {
-    const values = data.runs.flatMap((one) => [...unpack(one.columns[data.main])].filter(Number.isFinite));
+    const values = data.runs.filter((one) => one.columns[data.main]).flatMap((one) => [...unpack(one.columns[data.main])].filter(Number.isFinite));
     const [low, high] = [values.reduce((a, b) => Math.min(a, b), Infinity), values.reduce((a, b) => Math.max(a, b), -Infinity)];
     $("ylog").checked = low > 0 && high / low > 5; // over less a log scale has too few labels
     if (groups(0).size > 8) show("best");
