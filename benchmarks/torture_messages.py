@@ -35,7 +35,7 @@ class LyingFleet(VirtualFleet):
 
     spoil: Callable[[Notice], list[Any]] = field(repr=False, compare=False)
 
-    def connect(self, problem: dd.Problem, half: Any, output: Path | None = None) -> VirtualTransport:
+    def connect(self, problem: dd.Problem, half: Any, output: Path | None = None, about: Any = None) -> VirtualTransport:
         transport = super().connect(problem, half)
         receive = transport.receive
         transport.receive = lambda timeout: [lie for notice in receive(timeout) for lie in self.spoil(notice)]
@@ -46,7 +46,7 @@ class LyingFleet(VirtualFleet):
 class LocalRay(dd.RayFleet):
     """What folders call Ray's workers, in this process and on virtual time."""
 
-    def connect(self, problem: dd.Problem, half: Any, output: Path | None) -> VirtualTransport:
+    def connect(self, problem: dd.Problem, half: Any, output: Path | None, about: Any) -> VirtualTransport:
         return VirtualFleet().connect(problem, half)
 
 

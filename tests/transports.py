@@ -55,7 +55,7 @@ class VirtualFleet(WorkerFleet):
     """Seconds after the first notice within which others come with it."""
     time: VirtualTime = field(default_factory=VirtualTime, repr=False, compare=False)
 
-    def connect(self, problem: Problem, half: Half, output: Path | None = None) -> VirtualTransport:
+    def connect(self, problem: Problem, half: Half, output: Path | None = None, about: Any = None) -> VirtualTransport:
         return VirtualTransport(self, problem, half)
 
 
@@ -231,7 +231,7 @@ class VirtualTransport(Transport):
     def why_not_started(self, worker: int) -> str:
         return ""
 
-    def close(self) -> None:
+    def close(self, ended: bool) -> None:
         for worker in list(self.processes):
             self.stop(worker)
 
@@ -285,5 +285,5 @@ class LossyRayFleet(RayFleet):
 
     weather: Weather = field(kw_only=True, repr=False)
 
-    def connect(self, problem: Problem, half: Half, output: Path | None) -> Transport:
-        return LossyTransport(super().connect(problem, half, output), self.weather)
+    def connect(self, problem: Problem, half: Half, output: Path | None, about: Mapping[str, Any]) -> Transport:
+        return LossyTransport(super().connect(problem, half, output, about), self.weather)

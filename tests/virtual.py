@@ -58,7 +58,7 @@ class MortalFleet(VirtualFleet):
     transports: list[MortalTransport] = field(default_factory=list, repr=False, compare=False)
     """Those of the runs so far."""
 
-    def connect(self, problem: dd.Problem, half: Any, output: Path | None = None) -> Transport:
+    def connect(self, problem: dd.Problem, half: Any, output: Path | None = None, about: Any = None) -> Transport:
         self.transports.append(MortalTransport(self, problem, half))
         return self.transports[-1] if self.weather is None else LossyTransport(self.transports[-1], self.weather)
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .simulation.speeds import FixedSpeeds, SpeedModel, TruncatedNormalSpeeds
     from .workers.ray_fleet import RayFleet
     from .workers.settings import FaultPolicy, FleetControl
+    from .workers.sites.fleet import SiteFleet
 
 __all__ = [
     "ALGORITHMS",
@@ -75,6 +76,7 @@ __all__ = [
     "Server",
     "ShuffledASGD",
     "SimulatedFleet",
+    "SiteFleet",
     "SpeedModel",
     "State",
     "Sweep",
@@ -132,6 +134,7 @@ _HOMES = {
     "runs.sweep": ("Sweep", "compare", "grid", "sweep"),
     "simulation.speeds": ("FixedSpeeds", "SpeedModel", "TruncatedNormalSpeeds"),
     "workers.ray_fleet": ("RayFleet",),
+    "workers.sites.fleet": ("SiteFleet",),
     "workers.settings": ("FaultPolicy", "FleetControl"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

@@ -241,13 +241,16 @@ def test_list_explains_fleets(capsys):
     assert call("list", "fleets", "--json") == 0
     shown = capsys.readouterr()
     assert "Real workers" in shown.err
-    assert json.loads(shown.out)["fleets"] == ["ray"]
+    assert json.loads(shown.out)["fleets"] == ["ray", "sites"]
     assert call("list", "ray") == 0
     out = capsys.readouterr().out
     assert "cpus (default 1.0): Processors that a worker claims" in out
     assert "insecure (default False): Join a cluster" in out
     assert "faults" not in out, "what a text cannot give is not offered"
     assert "Write it as 'ray', or with settings" in out
+    assert call("list", "sites") == 0
+    out = capsys.readouterr().out
+    assert "listen (default 127.0.0.1:8443): The address that sites dial" in out and "board" not in out
 
 
 def test_list_knows_methods_and_says_what_the_shell_needs(capsys):

@@ -87,13 +87,13 @@ def test_the_metadata_say_where_everything_is(built):
     urls = dict(text.split(", ") for text in about.get_all("Project-URL", []))
     assert set(urls) == {"Homepage", "Documentation", "Source", "Issues", "Changelog"}
     assert about["License-Expression"] == "Apache-2.0"
-    assert set(about.get_all("Provides-Extra", [])) == {"plots", "ray", "tensorboard", "docs", "all", "dev"}
+    assert set(about.get_all("Provides-Extra", [])) == {"plots", "ray", "sites", "tensorboard", "docs", "all", "dev"}
     extras: dict[str, set[str]] = {name: set() for name in about.get_all("Provides-Extra", [])}
     for text in about.get_all("Requires-Dist", []):
         requirement, _, marker = text.partition("; extra == ")
         if marker:
             extras[marker.strip("'")].add(requirement)
-    assert extras["all"] == extras["plots"] | extras["ray"] | extras["tensorboard"]
+    assert extras["all"] == extras["plots"] | extras["ray"] | extras["sites"] | extras["tensorboard"]
     least = PROJECT["requires-python"].removeprefix(">=")
     assert f"Programming Language :: Python :: {least}" in about.get_all("Classifier", [])
 

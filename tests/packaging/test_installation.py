@@ -101,10 +101,13 @@ def environment(request: pytest.FixtureRequest, tmp_path: Path) -> Environment:
 
 RUNS = """
 import json, sys
+from pathlib import Path
 import dualdelay as dd
 from dualdelay.analysis.figures import pyplot
 from dualdelay.analysis.loggers import TensorBoard
 from dualdelay.workers.ray_fleet import RayTransport
+from dualdelay.workers.sites import keys
+from dualdelay.workers.sites.hub import Hub, Served
 
 
 def workers():
@@ -115,6 +118,14 @@ def workers():
             RayTransport(None, None, None)
         except AttributeError:  # Ray is there, and None has no workers to start
             pass
+
+
+def enrolled():
+    keys.enroll("a", Path(f"{sys.argv[1]}.txt"), Path(f"{sys.argv[1]}.key"))
+
+
+def served():
+    Served(Hub(keys.Roster(Path("sites.txt")), [], 1, None), "127.0.0.1:0", None, None).close()
 
 
 def tried(what):
@@ -128,7 +139,8 @@ def tried(what):
 run = dd.simulate(dd.DuDe(lr=0.05), dd.Digits(workers=2), dd.FixedSpeeds([1.0, 2.0]), updates=20, folder=sys.argv[1])
 dd.resume(sys.argv[1], updates=30)
 assert dd.replay(sys.argv[1]).version == 30
-print(json.dumps({"matplotlib": tried(pyplot), "tensorboard": tried(lambda: TensorBoard("board")), "ray": tried(workers)}))
+print(json.dumps({"matplotlib": tried(pyplot), "tensorboard": tried(lambda: TensorBoard("board")), "ray": tried(workers),
+                  "cryptography": tried(enrolled), "uvicorn": tried(served)}))
 """
 COMPARE = "compare dude[lr=0.05] --problem digits[workers=2] --speeds truncated_normal[std=5] --updates 5 --folder compared"
 

@@ -66,9 +66,10 @@ def test_weights_that_cannot_travel_are_refused():
 
 
 def test_a_folder_that_exists_is_refused_and_left_alone(tmp_path):
+    (tmp_path / "mine.txt").touch()
     with pytest.raises(dd.BadInput, match="exists; a run has a folder of its own"):
         dd.train(dd.DuDe(lr=0.1), TRIO, updates=1, folder=tmp_path)
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
 def test_a_simulation_is_not_resumed_with_real_workers(tmp_path):

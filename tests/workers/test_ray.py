@@ -83,4 +83,4 @@ def test_what_keeps_a_process_from_starting_is_known(monkeypatch):
         monkeypatch.setattr(ray, "nodes", lambda: [*machines, {"Alive": False, "Resources": {"CPU": 9.0, "gold": 9.0}}])
         assert "and no single machine of the cluster has all of that" in transport.why_not_started(2)
     finally:
-        transport.close()
+        transport.close(ended=True)

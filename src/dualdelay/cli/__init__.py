@@ -1,4 +1,4 @@
-"""The shell: ``dualdelay train | compare | resume | replay | show | report | list | advise | paper | data | new``."""
+"""The shell: ``dualdelay train | compare | serve | site | resume | replay | show | report | list | ...``."""
 
 from .shell import main
 

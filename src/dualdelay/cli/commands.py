@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -30,14 +30,14 @@ from ..runs.seeds import unvaried
 from ..runs.settings import Compute, Evaluation, Reporting, Saving, Server, SimulatedFleet
 from ..runs.simulate import run_one
 from ..runs.spec import Options
-from ..runs.sweep import Point, label_of, named, one_table, path_of, require_names, run_points
+from ..runs.sweep import Point, label_of, named, one_table, path_of, require_place, run_points
 from ..simulation.availability import announced
 from ..simulation.link import Link
 from ..simulation.speeds import SpeedModel
-from ..storage.files import save_table, write
+from ..storage.files import make_folder, remove, save_table, write
 from ..storage.folder import Folder
 from ..storage.record import RunRecord
-from ..workers.ray_fleet import RayFleet
+from ..workers.settings import WorkerFleet
 from . import config, datasets, downloads, manpages, shared
 from .flags import Common, Compare, Data, List, Replay, Resume, Train
 
@@ -49,7 +49,7 @@ def _way(text: str | None) -> str | float | None:
     return None if text is None else literal(text)
 
 
-def _options(flags: Common, folder: Path, batch: bool | None = None) -> Options:
+def options_of(flags: Common, folder: Path, batch: bool | None = None) -> Options:
     """What the runs of a command have in common; ``batch`` says whether jobs may be computed many in one call."""
     early = flags.target is not None or flags.patience is not None
     if not early and flags.metric != "objective":
@@ -74,7 +74,7 @@ def _simulated_workers(flags: Common, speeds: SpeedModel, workers: int) -> Simul
     return SimulatedFleet(speeds, Link(flags.latency, flags.bandwidth), changes)
 
 
-def _real_workers(flags: Common, fleet: str) -> RayFleet | None:
+def _real_workers(flags: Common, fleet: str) -> WorkerFleet | None:
     """The real workers that --fleet describes; None if it says that workers are simulated."""
     name, settings = call(fleet)
     if name == "simulated" and settings:
@@ -83,14 +83,19 @@ def _real_workers(flags: Common, fleet: str) -> RayFleet | None:
         return None
     if name not in REGISTRIES["fleet"]:
         raise BadInput(f"there is no fleet {name!r}; {nearest(name, ['simulated', *REGISTRIES['fleet']])}")
+    require_real(flags, f"--fleet {fleet}")
+    workers: WorkerFleet = parse("fleet", fleet)
+    return workers
+
+
+def require_real(flags: Common, where: str) -> None:
+    """Refuse flags that describe simulated workers, where they are real."""
     changed = [field.name for field in fields(flags) if getattr(flags, field.name) != field.default]
     if others := [f"--{name}" for name in changed if name in _SIMULATION_FLAGS]:
         raise BadInput(
-            f"{' and '.join(others)} cannot be chosen for real workers (--fleet {fleet}): they are as fast as they are. "
+            f"{' and '.join(others)} cannot be chosen for real workers ({where}): they are as fast as they are. "
             "Leave it out, or simulate them (--fleet simulated). Threads are a setting of the fleet: 'ray[threads=2]'."
         )
-    workers: RayFleet = parse("fleet", fleet)
-    return workers
 
 
 def train(flags: Train) -> None:
@@ -101,12 +106,12 @@ def train(flags: Train) -> None:
     real, problem = _real_workers(common, flags.fleet), shared.make_problem(common.problem, seed)
     folder = common.folder or shared.free_folder(f"{slug(label(method))}-seed{seed}")
     again = _named_again(common)
-    with _continued_by(f"dualdelay resume {folder}{again}"), _boards(common.tensorboard) as log:
+    with continued_by(f"dualdelay resume {folder}{again}"), boards(common.tensorboard) as log:
         n = problem.workers
         workers = real or _simulated_workers(common, shared.make_speeds(common.speeds, n, seed), n)
         reporting = Reporting([_Noted(folder, config.written("train", flags, folder))], log)
-        run = run_one(_options(common, folder), method, problem, workers, seed, reporting)
-    _print_run(run, common.json, "train")
+        run = run_one(options_of(common, folder), method, problem, workers, seed, reporting)
+    print_run(run, common.json, "train")
 
 
 def _named_again(common: Common) -> str:
@@ -142,12 +147,13 @@ def compare(flags: Compare) -> None:
     def display(point: Point) -> Iterator[Reporting]:
         name = f"{label_of(point.names)} seed {point.seed}"
         board = common.tensorboard and common.tensorboard / (point.path or Path(name)).name
-        with _boards(board) as log, RunProgress(name, common.updates, common.time) as watcher:
+        with boards(board) as log, RunProgress(name, common.updates, common.time) as watcher:
             yield Reporting([watcher], log, progress=False)
 
-    options = _options(common, folder, batch=False if common.tensorboard else None)
+    options = options_of(common, folder, batch=False if common.tensorboard else None)
     points = _points(common, methods, seeds, folder)
-    with _continued_by(f"the same command and --folder {folder}"), SweepProgress() as report:
+    noted = _noted_first(folder, config.written("compare", flags, folder), points)
+    with continued_by(f"the same command and --folder {folder}"), SweepProgress() as report, noted:
         sweep = run_points(
             points,
             options,
@@ -155,13 +161,12 @@ def compare(flags: Compare) -> None:
             display=display,
             notes=[f"the same for all seeds: {what}" for what in _constants(common, seeds)],
         )
-    write(folder / config.FILE, config.written("compare", flags, folder))
     save_table(folder / "comparison.parquet", sweep.columns)
     printing.print_comparison(sweep, console)
     figure = shared.print_figure(lambda: draw(sweep, folder / "comparison.png"), console)
     console.print(printing.sentence(sweep))
     for note in sweep.notes:
-        console.print(f"note: {note}.")
+        console.print(f"note: {note.rstrip('.')}.")
     for k, why in sweep.failed.items():
         console.print(f"failed: {label_of(sweep.points[k])} seed {sweep.points[k]['seed']}: {why}")
     console.print(f"folder: {folder}")
@@ -171,13 +176,35 @@ def compare(flags: Compare) -> None:
         raise RunFailed(f"{len(sweep.failed)} of {len(sweep.runs)} runs did not come to their end.")
 
 
+@contextmanager
+def _noted_first(folder: Path, text: bytes, points: Sequence[Point]) -> Iterator[None]:
+    """Write a command into a folder before its runs begin; if it fails before a new one has, all is as it was."""
+    file, absent = folder / config.FILE, [point.path for point in points if point.path and not point.path.exists()]
+    before = file.read_bytes() if file.is_file() else None
+    new = [place for place in (folder, *folder.parents) if not place.exists()]
+    make_folder(folder)
+    write(file, text)
+    try:
+        yield
+    except Exception:
+        if not any(path.exists() for path in absent):
+            if before is None:
+                remove(file)
+            else:
+                write(file, before)
+            with suppress(OSError):  # somebody else has put something there
+                for place in new:
+                    place.rmdir()
+        raise
+
+
 def _points(common: Common, methods: Sequence[Algorithm[Any]], seeds: Sequence[int], folder: Path) -> list[Point]:
     """Every run of a comparison: all methods on all problems at all speeds that the texts name, for every seed."""
     texts = {"problem": alternatives(common.problem), "speeds": alternatives(common.speeds)}
     for axis, several in texts.items():
         if len(set(several)) < len(several):
             raise BadInput(f"{axis} is {shown(getattr(common, axis))}, which has one of them twice; give each only once.")
-    require_names(folder)
+    require_place(folder)
     problems = {(seed, text): shared.make_problem(text, seed) for seed in seeds for text in texts["problem"]}
     fewest = min(problem.workers for problem in problems.values())
     points = []
@@ -205,11 +232,11 @@ def resume(flags: Resume) -> None:
     folder = flags.folder
     record = _with_own_code("resume", flags)
     trust = {"address": flags.address, "host": flags.host, "insecure": flags.insecure or None}
-    with _continued_by(f"dualdelay resume {folder}"), _boards(flags.tensorboard) as log:
+    with continued_by(f"dualdelay resume {folder}"), boards(flags.tensorboard) as log:
         fleet = resuming.recorded_fleet(folder, **{name: value for name, value in trust.items() if value is not None})
         problem = None if flags.problem is None else shared.make_problem(flags.problem, record.seed)
         run = resuming.resume(folder, flags.updates, flags.time, problem, fleet=fleet, watch=Reporting(log=log))
-    _print_run(run, flags.json, "resume")
+    print_run(run, flags.json, "resume")
 
 
 def _with_own_code(command: str, flags: Resume | Replay) -> RunRecord:
@@ -221,7 +248,7 @@ def _with_own_code(command: str, flags: Resume | Replay) -> RunRecord:
 
 
 @contextmanager
-def _continued_by(command: str) -> Iterator[None]:
+def continued_by(command: str) -> Iterator[None]:
     """Add to an interruption which command continues the run."""
     try:
         yield
@@ -230,7 +257,7 @@ def _continued_by(command: str) -> Iterator[None]:
 
 
 @contextmanager
-def _boards(folder: Path | None) -> Iterator[list[Logger]]:
+def boards(folder: Path | None) -> Iterator[list[Logger]]:
     """The loggers of a run: one that writes for TensorBoard if a folder is given."""
     if folder is None:
         yield []
@@ -239,13 +266,13 @@ def _boards(folder: Path | None) -> Iterator[list[Logger]]:
             yield [board]
 
 
-def _print_run(run: Run, json: bool, command: str) -> None:
+def print_run(run: Run, json: bool, command: str) -> None:
     """Print the notes, tables, figure and folder of a run, and its line of JSON."""
     folder = run.folder
     assert folder is not None
     console, name = shared.make_console(json), label(run.algorithm)
     for note in run.notes:
-        console.print(f"note: {note}.")
+        console.print(f"note: {note.rstrip('.')}.")
     printing.print_run(run, console)
     clock = "seconds" if Folder(folder).record().real else "simulated time"
     figure = shared.print_figure(lambda: draw(one_table(name, run), folder / "figure.png", clock), console)
@@ -262,7 +289,7 @@ def replay(flags: Replay) -> None:
     same = f"all {run.version} versions and the final weights are the same bits" if exact else "the order is the same"
     console.print(f"{folder}: {len(run.trace)} arrivals replayed; {same}.")
     for note in run.notes:
-        console.print(f"note: {note}.")
+        console.print(f"note: {note.rstrip('.')}.")
     shared.finish(json, "replay", folder=str(folder), arrivals=len(run.trace), updates=run.version, same=exact)
 
 

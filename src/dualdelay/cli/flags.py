@@ -150,6 +150,95 @@ class Compare:
 
 
 @dataclass(frozen=True)
+class Serve:
+    """Train with sites that dial in over HTTPS, each a process that stays with its own data; wait for them first.
+
+    Example: dualdelay serve 'dude[lr=0.05]' --problem mine.py:problem --updates 5000 --listen 0.0.0.0:8443 --certificate
+    server.pem --key server.key --folder runs/hospitals
+
+    The run may be a file: dualdelay serve run.py ..., which defines algorithm and problem. After a kill the same command
+    goes on from the folder's last checkpoint, and the sites come back by themselves. Keys: dualdelay enroll
+    """
+
+    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
+    """The method, such as 'dude[lr=0.05]', or a file such as run.py that defines algorithm and problem."""
+    common: tyro.conf.OmitArgPrefixes[Common]
+    listen: str = "127.0.0.1:8443"
+    """The address that sites dial, such as 0.0.0.0:8443, which is reachable from everywhere and needs a certificate."""
+    certificate: MaybePath = None
+    """The server's certificate, a PEM file."""
+    key: MaybePath = None
+    """The certificate's private key, a PEM file."""
+    sites: Path = Path("sites.txt")
+    """The file with the sites' public keys, which dualdelay enroll writes."""
+    names: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...", help_behavior_hint="")] = ()
+    """The sites of this run, in the order of the problem's workers; by default all in the file."""
+    quorum: MaybeInt = None
+    """Begin when so many sites are there; the others join when they come. By default all are waited for."""
+    deadline: float = 600.0
+    """Seconds for one job after which the run goes on without a site; it joins again when it is back."""
+    gone: Literal["leave", "freeze"] = "leave"
+    """What becomes of a site that is gone: it leaves, and its gradient with it; or its last gradient goes on counting."""
+    minimum: int = 1
+    """Sites at work below which the run is saved and stops."""
+    site_threads: int = 1
+    """Threads that torch uses at a site; another number gives other bits."""
+    status_token: MaybePath = None
+    """A file with the token of the status page; by default one is drawn and printed."""
+    seed: Seed = 0
+
+
+@dataclass(frozen=True)
+class Site:
+    """Be a site: load your own data once, dial out to a server, and compute for it until its run has ended.
+
+    Example: dualdelay site https://server.example:8443 --name hospital-a --key hospital-a.key --problem mine.py:problem
+
+    Data stay here: what is sent are a method's messages, losses and metrics. A lost line, a server that is started again
+    and a machine that slept are no reason to stop: the site comes back by itself. A proxy is taken from HTTPS_PROXY.
+    """
+
+    server: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="URL")]
+    """The server, such as https://server.example:8443"""
+    name: str
+    """The name that the site was enrolled by."""
+    key: Path
+    """Its key, which dualdelay enroll wrote."""
+    problem: str
+    """The same problem as the server's, such as mine.py:problem; only this site's data are built."""
+    certificate: MaybePath = None
+    """The server's certificate, or that of who signed it, if this machine does not trust it anyway: a PEM file."""
+    imports: Imports = ()
+    json: Json = False
+
+
+@dataclass(frozen=True)
+class Enroll:
+    """Make the key of a site: its private half for the site, its public half as a line of the server's file."""
+
+    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
+    """What the site is called, such as hospital-a."""
+    sites: Path = Path("sites.txt")
+    """The server's file of sites; the line's place is the worker's number."""
+    key: MaybePath = None
+    """Where the key goes; by default NAME.key. It is never written over."""
+    days: MaybeInt = None
+    """For how many days the key is valid; by default for good."""
+    json: Json = False
+
+
+@dataclass(frozen=True)
+class Revoke:
+    """Take a site's key back: a server that runs hears of it within seconds, and the site is refused from then on."""
+
+    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
+    """What the site is called."""
+    sites: Path = Path("sites.txt")
+    """The server's file of sites."""
+    json: Json = False
+
+
+@dataclass(frozen=True)
 class Resume:
     """Continue a run that was stopped, killed or finished, from its last good checkpoint.
 

@@ -32,6 +32,10 @@ class Command(NamedTuple):
 COMMANDS = {
     "train": Command("Train with one method, on simulated workers or on real ones.", "commands:train", "Train"),
     "compare": Command("Train with several methods, settings and seeds.", "commands:compare", "Compare"),
+    "serve": Command("Train with sites that dial in over HTTPS.", "sites:serve", "Serve"),
+    "site": Command("Be a site: work on your own data for a server, until its run ends.", "sites:site", "Site"),
+    "enroll": Command("Make the key of a site.", "sites:enroll", "Enroll"),
+    "revoke": Command("Take a site's key back.", "sites:revoke", "Revoke"),
     "resume": Command("Continue a run that was stopped, killed or finished.", "commands:resume", "Resume"),
     "replay": Command("Recompute a finished run and check every bit.", "commands:replay", "Replay"),
     "show": Command("Show what a folder holds: a run, or a table of runs.", "show:show", "Show"),

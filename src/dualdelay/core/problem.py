@@ -27,6 +27,8 @@ class Problem(ABC):
     """Whether each worker can measure its own part of F, so that no process needs all the data."""
     metric_names: tuple[str, ...] = ()
     """The metrics of its own that ``combine`` gives beside the usual ones."""
+    groups: list[list[Any]] | None = None
+    """What each worker's data have in the column that they were split by; None if they were split otherwise."""
     accuracy_at_workers: bool = False
     """Whether accuracy is one of them: measured by each worker, not on data that the server has."""
 
@@ -171,6 +173,10 @@ class Problem(ABC):
     @abstractmethod
     def fingerprint(self) -> str:
         """A short digest of data and settings, to tell whether a problem is the one that was recorded."""
+
+    def data_fingerprint(self, worker: int) -> str:
+        """A short digest of one worker's own data, which are built if need be; empty if it has none of its own."""
+        return ""
 
     def reseeded(self, seed: int) -> Problem:
         """The same kind of problem with another seed: for data problems another split and other minibatches."""

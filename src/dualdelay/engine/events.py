@@ -21,6 +21,7 @@ class EventKind(StrEnum):
     FROZEN = "frozen"  # a worker is gone, and its last gradient goes on counting
     THAWED = "thawed"
     LATE = "late"
+    PLACE = "place"  # where a worker is: its site, and the address that it calls from
     MACHINE = "machine"  # a worker or the server computes on another kind of machine from now on
     WEIGHED = "weighed"  # the mean number of the workers' samples is known
     EVALUATED = "evaluated"  # the workers have evaluated a model

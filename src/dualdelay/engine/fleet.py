@@ -55,6 +55,7 @@ class Fleet(ABC):
     copies_models = False  # whether a model is copied on its way out, so that the server may change its weights in place
     evaluates = False  # whether the workers evaluate F
     last_evaluation: float | None = None  # how much of the last evaluation, on all data, is done; None: it has not begun
+    loggers: Sequence[Callable[[int, Mapping[str, float]], None]] = ()  # who hears of the run's vital signs
     unheard: Sequence[int] = ()  # workers that keep something and did not say what, when they were asked last
 
     def __init__(self, problem: Problem, most_steps: int = 1, downlink: Compress = None) -> None:
@@ -248,8 +249,8 @@ class Fleet(ABC):
         """A worker has to leave; a ``LEFT`` event is due soon."""
 
     @abstractmethod
-    def close(self) -> None:
-        """The run has ended."""
+    def close(self, ended: bool = True) -> None:
+        """The run has ended, or is left to go on later."""
 
     @abstractmethod
     def peek(self) -> Event | None:

@@ -17,6 +17,8 @@ from ..simulation.gradients import Batcher, Gradients, GradientsInBatches
 from ..simulation.local_fleet import LocalFleet
 from ..workers.coordinator import Coordinator
 from ..workers.settings import WorkerFleet
+from ..workers.transport import Transport
+from .names import describe
 from .settings import Compute
 from .spec import RecordedFleet, RunSpec
 
@@ -31,7 +33,7 @@ def open_fleet(spec: RunSpec, output: Path | None = None) -> Iterator[Fleet]:
     with using_precision(spec.compute.device or "cpu", spec.compute.precision):
         if isinstance(spec.fleet, WorkerFleet):
             spec.fleet.require_fit(problem.workers)
-            fleet = Coordinator(spec.fleet, problem, half, spec.fleet.connect(problem, half, output), downlink)
+            fleet = Coordinator(spec.fleet, problem, half, _connected(spec, half, output), downlink)
         elif isinstance(spec.fleet, RecordedFleet):
             gradients = _gradients(spec.compute, problem, half, 1) if spec.compute.batch else None
             clock = RecordedClock(spec.fleet.trace)
@@ -39,10 +41,17 @@ def open_fleet(spec: RunSpec, output: Path | None = None) -> Iterator[Fleet]:
         else:
             gradients = _gradients(spec.compute, problem, half, spec.threads)
             fleet = LocalFleet(problem, spec.fleet.clock(), half, gradients=gradients, downlink=downlink)
+        ended = False
         try:
             yield fleet
+            ended = True
         finally:
-            fleet.close()
+            fleet.close(ended)
+
+
+def _connected(spec: RunSpec, half: Half, output: Path | None) -> Transport:
+    assert isinstance(spec.fleet, WorkerFleet)
+    return spec.fleet.connect(spec.problem, half, output, {"algorithm": describe(spec.algorithm), "seed": spec.seed})
 
 
 def _gradients(compute: Compute, problem: Problem, half: Half, threads: int) -> Gradients:

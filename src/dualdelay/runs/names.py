@@ -22,6 +22,7 @@ from ..problems import PROBLEMS
 from ..simulation import SPEEDS
 from ..simulation.link import Link
 from ..workers.ray_fleet import RayFleet
+from ..workers.sites.fleet import SiteFleet
 from . import own
 
 _ALTERNATIVES = 10_000  # that one text may stand for
@@ -33,7 +34,7 @@ REGISTRIES: dict[str, dict[str, Any]] = {
     "problem": PROBLEMS,
     "speeds": SPEEDS,
     "link": {"link": Link},
-    "fleet": {"ray": RayFleet},
+    "fleet": {"ray": RayFleet, "sites": SiteFleet},
 }
 
 HEADINGS = {"algorithm": "algorithms", "problem": "problems", "speeds": "speeds", "fleet": "fleets"}  # that list knows

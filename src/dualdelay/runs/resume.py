@@ -100,7 +100,7 @@ def go_on(place: Folder, spec: RunSpec, record: RunRecord, reporting: Reporting)
         _log.warning("%s", warning)
     spec.require_end()
     with (
-        showing(reporting, place.path.name, spec.updates, spec.time, real=spec.real) as shown_to,
+        showing(reporting, place.path.name, spec.updates, spec.time, spec.fleet) as shown_to,
         open_fleet(spec, place.path / "output") as fleet,
     ):
         loop, member = make_loop(spec, fleet), Member(spec, place)
@@ -152,6 +152,11 @@ def recorded_fleet(folder: str | Path, **trust: Any) -> WorkerFleet | None:
                 f"{folder} is a simulation, which nobody else has to be trusted for; leave out {', '.join(trust)}."
             )
         return None
+    if recorded.get("name") == "sites":
+        raise BadInput(
+            f"{folder} was trained with sites that dial in. Whom to let in is not for a folder to decide: go on with the "
+            f"same dualdelay serve ... --folder {folder}, or in Python with dd.resume(folder, fleet=dd.SiteFleet(...))."
+        )
     unconfirmed = [name for name in _TRUST if recorded.get(name, _TRUST[name]) != _TRUST[name] and name not in trust]
     if unconfirmed:
         settings = ", ".join(f"{name}={recorded[name]!r}" for name in unconfirmed)

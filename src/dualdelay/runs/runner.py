@@ -14,7 +14,7 @@ import torch
 
 from ..core import Arrival
 from ..core.devices import use_threads, using_threads
-from ..core.errors import RunFailed
+from ..core.errors import BadInput, RunFailed
 from ..engine.loop import Loop, passed
 from ..engine.monitor import Monitor
 from ..engine.result import Run, plain, troubles
@@ -63,7 +63,8 @@ class Runner:
         self.loop, self.members = loop, members
         self._spec = members[0].spec  # what all members have in common
         self._watch = () if reporting is None else reporting.watch
-        self._monitor = Monitor(reporting.log, loop) if reporting is not None and reporting.log else None
+        loggers = [*(() if reporting is None else reporting.log), *loop.fleet.loggers]
+        self._monitor = Monitor(loggers, loop) if loggers else None
         self._notes = list(notes)
         self._interrupted = [False]
         self._ending = False  # whether what is left is to write down how it ended
@@ -326,10 +327,16 @@ def _until_gradients_lack(runner: Runner) -> bool:
 
 
 def require_possible(loop: Loop, members: Sequence[Member]) -> None:
-    """Say so at the start if there is nothing to stop early by, or if something of a run cannot be saved."""
+    """Say so at the start if there is nothing to stop early or to keep the best by, or if something cannot be saved."""
     for k, member in enumerate(members):
         if member.spec.evaluation.early_stop is not None:
             member.spec.evaluation.early_stop(loop.evaluations[k].table)
+        best, rows = loop.evaluations[k].best, loop.evaluations[k].rows
+        if best is not None and rows and math.isnan(rows[0][best.metric]):
+            raise BadInput(
+                f"{best.metric} is nan at the start, so there is no best model to keep by it; choose another metric (or "
+                "give the network test= data)."
+            )
     if members[0].spec.saving.path is not None:
         pack(loop.save_of(0), {})
 

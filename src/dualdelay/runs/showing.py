@@ -8,12 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from ..core import Algorithm
+from ..workers.settings import WorkerFleet
 from .settings import Reporting
 
 
 @contextmanager
 def showing(
-    reporting: Reporting, subject: str | Algorithm[Any], updates: int | None, time: float | None, *, real: bool = False
+    reporting: Reporting, subject: str | Algorithm[Any], updates: int | None, time: float | None, workers: object = None
 ) -> Iterator[Reporting]:
     """The functions that are shown a run, with progress on standard error; without the rich package there is none."""
     progress = reporting.progress
@@ -23,9 +24,9 @@ def showing(
         progress = False
     if not progress:
         yield reporting
-    elif real:
+    elif isinstance(workers, WorkerFleet):
         with WorkersView(subject, updates, time) as view:
-            view.say("real workers: Ray and their processes take some seconds to start")
+            view.say(workers.starting)
             yield replace(reporting, log=(*reporting.log, view))
     else:
         with RunProgress(subject, updates, time) as watcher:

@@ -11,7 +11,7 @@ from ..core import Algorithm, Problem
 from ..core.devices import using_threads
 from ..core.errors import require_kind
 from ..engine.result import Run
-from ..storage.folder import Folder
+from ..storage.folder import Folder, is_empty
 from ..workers.ray_fleet import RayFleet
 from ..workers.settings import WorkerFleet
 from .fleets import make_loop, open_fleet
@@ -126,7 +126,7 @@ def run_one(
     with using_threads(threads), for_this_thread(problem) as own:
         spec = options.spec(algorithm, own, fleet, seed)
         path = spec.saving.path
-        if path is not None and spec.saving.go_on and path.exists():
+        if path is not None and spec.saving.go_on and path.exists() and not is_empty(path):
             folder = Folder(path)
             require_same(record_of(spec), folder)
             with folder:
@@ -137,7 +137,7 @@ def run_one(
         if path is not None:
             Folder.require_new(path)  # before anything is computed for it
         with (
-            showing(reporting, spec.algorithm, spec.updates, spec.time, real=spec.real) as shown_to,
+            showing(reporting, spec.algorithm, spec.updates, spec.time, spec.fleet) as shown_to,
             open_fleet(spec, None if path is None else path / "output") as workers,
         ):
             member, loop = Member(spec), make_loop(spec, workers)

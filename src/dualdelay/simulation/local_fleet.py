@@ -50,7 +50,7 @@ class LocalFleet(Fleet):
     def begin(self) -> None:
         pass
 
-    def close(self) -> None:
+    def close(self, ended: bool = True) -> None:
         self._gradients.close()
         if self._apart is not None:
             self._apart.shutdown()

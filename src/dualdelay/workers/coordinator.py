@@ -36,6 +36,7 @@ from .messages import (
     PollRequest,
     Ready,
     Reply,
+    Returned,
     as_arrays,
     as_tensors,
     checked,
@@ -68,8 +69,8 @@ class Coordinator(Fleet):
     ) -> None:
         super().__init__(problem, half.span, downlink)
         self._asks_others = half.algorithm.asks_others
-        fleet.control.begin(problem.workers, fleet.room)
-        self.evaluates = problem.measures
+        fleet.control.begin(problem.workers, fleet.room, fleet.absent)
+        self.evaluates, self.loggers = problem.measures, fleet.loggers
         self.records = [WorkerRecord(worker) for worker in range(problem.workers)]
         self._fleet, self._policy, self._control, self._transport = fleet, fleet.faults, fleet.control, transport
         self._events: deque[Event] = deque()  # what has happened and the loop has not taken; times are filled in then
@@ -84,6 +85,7 @@ class Coordinator(Fleet):
         self._heard_gradient = False  # whether one has ever come
         self._mean_samples = 0.0  # of the workers, where they count by samples that only they can count
         self._failure = ""  # why the run cannot go on
+        self._beginning = False  # whether the workers' processes are waited for, and nothing has happened yet
         self._environment = environment()
         self._began = transport.now()
         self._checked = 0.0  # when it was last looked at who is late
@@ -136,17 +138,29 @@ class Coordinator(Fleet):
             if record.number in returning:
                 record.move(Status.OVERDUE)
         reminder = _REMINDER
-        while self._has_any(Status.STARTING) or (self._has_any(Status.OVERDUE) and self.now < self._policy.patience):
+        self._beginning = True
+        while self._waits_to_begin():
             self._check()
             self._receive(0.2)
             if self.now > reminder:
                 reminder += _REMINDER
                 late = [r.number for r in self.records if r.status in (Status.STARTING, Status.OVERDUE)]
                 log.warning("after %.0f s still waiting for the processes of workers %s to start", self.now, late)
+        self._beginning = False
         self._began = self._transport.now() - now
         self._checked = -math.inf  # wishes are looked at first
         for record in self.records:
             record.since = record.sent = self.listening_time
+
+    def _waits_to_begin(self) -> bool:
+        """Whether somebody is still waited for; if enough workers are there the others join when they come."""
+        quorum = self._fleet.quorum
+        if quorum is not None and sum(record.status is Status.PRESENT for record in self.records) >= quorum:
+            for record in self.records:
+                if record.status is Status.STARTING:
+                    self._give_up(record, f"not there when {quorum} others were; it may come later", Status.OVERDUE)
+            return False
+        return self._has_any(Status.STARTING) or (self._has_any(Status.OVERDUE) and self.now < self._policy.patience)
 
     def _has_any(self, status: Status) -> bool:
         return any(record.status is status for record in self.records)
@@ -227,7 +241,7 @@ class Coordinator(Fleet):
                 self._left.discard(event.worker)
             case EventKind.WAKE:  # not before: what is due and saved is due again
                 heapq.heappop(self._wakes)
-        if event.text and event.worker >= 0:
+        if event.text and event.worker >= 0 and event.kind is not EventKind.PLACE:
             log.warning("worker %d %s: %s", event.worker, event.kind.value, event.text)
 
     def arrival(self, event: Event) -> Arrival:
@@ -407,6 +421,10 @@ class Coordinator(Fleet):
             self._take_reply(notice)
             return
         record = self.records[notice.worker]
+        if isinstance(notice, Returned):
+            if record.status in (Status.ABSENT, Status.FROZEN) and record.number not in self._control.dismissed:
+                self._grant("join", record.number, "it is there again")
+            return
         if notice.incarnation != record.incarnation:
             return
         if isinstance(notice, Ready):
@@ -424,6 +442,8 @@ class Coordinator(Fleet):
         if isinstance(notice.samples, str):
             self._crashed(record, f"its data cannot be counted: {last_line(notice.samples)}", final=True)
             return
+        if notice.place:
+            self._push(EventKind.PLACE, record.number, text=notice.place)
         machine = changes(self._environment, notice.environment)
         if machine and machine != record.machine:
             record.machine = machine
@@ -555,7 +575,7 @@ class Coordinator(Fleet):
         """Whether a worker has had all its time."""
         waited = self.listening_time - record.since
         if record.status is Status.STARTING:
-            return waited > self._policy.patience
+            return waited > self._policy.patience and not (self._beginning and self._fleet.waits)
         busy = (record.request is not None and not record.holds) or record.evaluating is not None
         return record.status is Status.PRESENT and busy and waited > self._policy.deadline
 
@@ -570,14 +590,14 @@ class Coordinator(Fleet):
         what = "an evaluation" if asked is None else f"job number {asked.draw}"
         self._crashed(record, f"no answer in {self._policy.deadline:g} s to {what}", final=True)
 
-    def _grant(self, wish: Wish, worker: int) -> None:
+    def _grant(self, wish: Wish, worker: int, why: str = _ASKED) -> None:
         """Do what a user wants of a worker, if that can be."""
         record = self.records[worker] if 0 <= worker < len(self.records) else None
         if record is not None and wish == "leave" and record.at_work:
             self._give_up(record, _ASKED, kind=EventKind.LEFT)
         elif record is not None and wish == "join" and record.status in (Status.ABSENT, Status.FROZEN):
             record.forgive()
-            self._push(EventKind.JOINED if record.status is Status.ABSENT else EventKind.THAWED, worker, text=_ASKED)
+            self._push(EventKind.JOINED if record.status is Status.ABSENT else EventKind.THAWED, worker, text=why)
             if record.memory is MemoryPlace.AT_WORKER:  # it was frozen, and its process stayed
                 record.move(Status.PRESENT)
                 self._dispatch(record)
@@ -738,8 +758,8 @@ class Coordinator(Fleet):
         for time, version, x, samples, limit in saved["evaluations"]:
             self._ask_evaluation(time, self._lend(version, x), samples, limit)
 
-    def close(self) -> None:
-        self._transport.close()
+    def close(self, ended: bool = True) -> None:
+        self._transport.close(ended)
 
 
 def _size_of_kept(kept: Any) -> int:

@@ -74,6 +74,13 @@ class Ready(NamedTuple):
     pid: int
     environment: dict[str, str]
     samples: int | str | None = None  # how many it has, if it was asked; a text: why it cannot say
+    place: str = ""  # its site and the address that it calls from, for the record; empty: a process that was started here
+
+
+class Returned(NamedTuple):
+    """A worker's process, without which the run may have gone on, is there and has nothing to do."""
+
+    worker: int
 
 
 class Reply(NamedTuple):
@@ -107,7 +114,7 @@ class Died(NamedTuple):
     final: bool = False
 
 
-Notice = Ready | Reply | Evaluated | Died
+Notice = Ready | Reply | Evaluated | Died | Returned
 Request = JobRequest | PollRequest | EvaluationRequest
 
 

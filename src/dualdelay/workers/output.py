@@ -27,7 +27,7 @@ class _Stream:
     def add(self, path: Path | None, lines: list[str]) -> None:
         self.recent.extend(lines)
         self._early += lines
-        if path is None or not path.parent.parent.exists():
+        if path is None or not (path.parent.parent / "config.json").exists():
             del self._early[:-1000]
             return
         text = "".join(f"{line}\n" for line in self._early)

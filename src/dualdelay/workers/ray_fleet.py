@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -47,6 +47,8 @@ _ANSWER = 2.0  # seconds in which a worker says what it keeps; that needs no com
 @dataclass(frozen=True)
 class RayFleet(WorkerFleet):
     """Real workers, one Ray actor each, on this machine or in a cluster."""
+
+    starting: ClassVar[str] = "real workers: Ray and their processes take some seconds to start"
 
     address: str | None = None
     """A running cluster to join, such as "10.0.0.5:6379" or "auto"; None starts Ray on this machine."""
@@ -92,7 +94,7 @@ class RayFleet(WorkerFleet):
         claims: dict[str, float] = {"CPU": self.cpus, "GPU": self.gpus, **own}
         return {name: value for name, value in claims.items() if value}
 
-    def connect(self, problem: Problem, half: Half, output: Path | None) -> Transport:
+    def connect(self, problem: Problem, half: Half, output: Path | None, about: Mapping[str, Any]) -> Transport:
         return RayTransport(self, problem, half, output)
 
 
@@ -182,7 +184,7 @@ class RayTransport:
                 ray.cloudpickle.register_pickle_by_value(module)
             self._shared = (ray.put(problem), ray.put(half))
         except Exception as error:  # whatever pickling a user's objects raises
-            self.close()
+            self.close(ended=False)
             raise BadInput(
                 f"the problem cannot be sent to its workers: {error} Keep out of it what lives in one process."
             ) from error
@@ -397,7 +399,7 @@ class RayTransport:
                 lines += [line for line in tail if not line.startswith(":")]  # those are Ray's
         return lines
 
-    def close(self) -> None:
+    def close(self, ended: bool) -> None:
         """Stop all workers, and Ray if it was started here and no other run uses it."""
         for worker in [] if self._broken else list(self._actors):
             self.stop(worker)

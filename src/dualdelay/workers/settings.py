@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from ..core import Problem
 from ..core.errors import MOST_WORKERS, BadInput, plain_number, require_kind, require_several, require_whole
 from ..core.settings import check_settings, positive, thread_count, whole
 from ..engine.half import Half
+from ..engine.monitor import Logger
 from .transport import Transport
 
 _LONGEST = 1e9  # seconds that a worker may be waited for: thirty years
@@ -54,12 +55,15 @@ class FleetControl:
         """The node and the process of each worker."""
         self.counts: Counter[str] = Counter()
         """Messages that were dropped as repeated or late, and requests that were sent again."""
+        self.dismissed: set[int] = set()
+        """Workers that were asked to leave, or not to come yet: they do not come back by themselves."""
         self._wishes: deque[tuple[Wish, int]] = deque()
         self._next = self._workers = self._room = 0  # the next that may join uncounted, all there is room for
 
-    def begin(self, workers: int, room: int) -> None:
-        """A run begins with so many workers, those for whom there is room among them."""
+    def begin(self, workers: int, room: int, absent: Collection[int] = ()) -> None:
+        """A run begins with so many workers, those for whom there is room among them, and without the absent ones."""
         self._next, self._workers, self._room = workers - room, workers, room
+        self.dismissed = set(absent)
         self.places.clear()
         self.counts.clear()
         self._wishes.clear()
@@ -80,11 +84,13 @@ class FleetControl:
                     f"there is no room for another worker: room is {self._room}; give the fleet more at the start."
                 )
             worker, self._next = self._next, self._next + 1
+        self.dismissed.discard(worker)
         self._wishes.append(("join", worker))
         return worker
 
     def leave(self, worker: int) -> None:
         """Take a worker out of the running job. May be called from any thread."""
+        self.dismissed.add(worker)
         self._wishes.append(("leave", worker))
 
     def take_wishes(self) -> list[tuple[Wish, int]]:
@@ -96,6 +102,11 @@ class FleetControl:
 class WorkerFleet(ABC):
     """Real workers, one process each: what is said of them whatever transport reaches them."""
 
+    starting: ClassVar[str] = "real workers: their processes take some seconds to start"
+    """What a person is told while nothing has happened yet."""
+    waits: ClassVar[bool] = False
+    """Whether a run begins only when all its workers, or a quorum of them, are there, however long that takes."""
+
     threads: int = thread_count(1)
     """Threads that torch uses in a worker; another number gives other bits."""
     server_threads: int = thread_count(1)
@@ -103,6 +114,8 @@ class WorkerFleet(ABC):
     processors of its own, and hurt where it shares them with workers: waiting threads spin."""
     absent: Sequence[int] = ()
     """Workers that are not there at the start; ``FleetControl.join`` brings them in."""
+    quorum: int | None = whole(None)
+    """Workers that must be there before the run starts; others join when they come. None: all, within the patience."""
     room: int = whole(0, low=0, high=MOST_WORKERS)
     """How many more workers than the problem has may ``join``, which the run does not count at its start."""
     faults: FaultPolicy = FaultPolicy()
@@ -127,11 +140,21 @@ class WorkerFleet(ABC):
         at_first = counted - len(set(self.absent))
         if self.faults.minimum > at_first:
             raise BadInput(f"minimum is {self.faults.minimum}, but {at_first} workers are there at the start; lower it.")
+        if self.quorum is not None and self.quorum > at_first:
+            raise BadInput(f"quorum is {self.quorum}, but {at_first} workers are there at the start; lower it.")
+
+    @property
+    def loggers(self) -> Sequence[Logger]:
+        """Who of the fleet wants to hear of the run's vital signs."""
+        return ()
 
     def absent_at_first(self, workers: int) -> list[int]:
         """Who of so many workers is not there at the start: those who are absent, and those for whom there is room."""
         return sorted({*self.absent, *range(workers - self.room, workers)})
 
     @abstractmethod
-    def connect(self, problem: Problem, half: Half, output: Path | None) -> Transport:
-        """What reaches the workers; what they print goes to the folder ``output``."""
+    def connect(self, problem: Problem, half: Half, output: Path | None, about: Mapping[str, Any]) -> Transport:
+        """What reaches the workers; what they print goes to the folder ``output``.
+
+        ``about`` has the run's algorithm and seed in plain values, for workers that build what they need themselves.
+        """

@@ -44,5 +44,5 @@ class Transport(Protocol):
     def why_not_started(self, worker: int) -> str:
         """What keeps a worker's process from starting, as far as that is known, as the rest of a sentence."""
 
-    def close(self) -> None:
-        """The run has ended: stop what was started."""
+    def close(self, ended: bool) -> None:
+        """Stop what was started. If the run has not ended, it will go on later, and who waits for it may go on waiting."""

@@ -1,0 +1,231 @@
+"""Messages as bytes: safetensors files whose first tensor is the structure, as JSON; nothing is pickled.
+
+What comes in is trusted with nothing: it has to be a file of that format, its structure one of those listed here, with
+every field there, of its type, and none beside them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...core.compression import Packed
+from ..messages import Array
+
+PROTOCOL = 1
+LARGEST_STRUCTURE = 4 * 2**20  # bytes of JSON in one message
+_DEEPEST = 12  # levels of a structure
+_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I8": "|i1", "U8": "|u1", "BOOL": "|b1"}
+_NAMES = {np.dtype(kind): name for name, kind in _TYPES.items()}
+_CONTENT = "content"
+
+
+class BadMessage(ValueError):
+    """Bytes that are no message, or another than was expected."""
+
+
+# --- structures ---
+
+
+def _plain(value: Any, arrays: list[Array]) -> Any:
+    """A structure for JSON; arrays are collected and named by their places."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, np.ndarray):
+        arrays.append(value)
+        return {"array": len(arrays) - 1}
+    if isinstance(value, Packed):
+        return {"packed": [value.length, *(_plain(np.asarray(part), arrays) for part in value.parts)]}
+    if isinstance(value, Mapping):
+        return {"dict": {str(key): _plain(part, arrays) for key, part in value.items()}}
+    if isinstance(value, (list, tuple)):
+        return [_plain(part, arrays) for part in value]
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"a {type(value).__name__} cannot travel")
+
+
+def _structure(value: Any, arrays: Mapping[str, Array], depth: int = 0) -> Any:
+    """The inverse of ``_plain``; refuses what that would not write."""
+    if depth > _DEEPEST:
+        raise BadMessage("a structure is too deep")
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, list):
+        return [_structure(part, arrays, depth + 1) for part in value]
+    kind, inside = next(iter(value.items())) if isinstance(value, dict) and len(value) == 1 else ("", None)
+    if kind == "array" and type(inside) is int and f"t{inside}" in arrays:
+        return arrays[f"t{inside}"]
+    if kind == "dict" and isinstance(inside, dict):
+        return {key: _structure(part, arrays, depth + 1) for key, part in inside.items()}
+    if kind == "packed" and isinstance(inside, list) and len(inside) == 3:
+        length, *parts = (_structure(part, arrays, depth + 1) for part in inside)
+        return _packed(length, parts)
+    raise BadMessage("a structure has an unknown part")
+
+
+def _packed(length: Any, parts: Sequence[Any]) -> Packed:
+    """A vector made small, if it can be unpacked without surprises: in range, finite in number, of the types we use."""
+    first, second = parts
+    good = type(length) is int and 0 <= length < 2**40 and all(isinstance(part, np.ndarray) for part in parts)
+    if good and first.dtype == np.int8:
+        good = first.shape == (length,) and second.shape == (1,)
+    elif good:
+        good = first.dtype == np.int32 and first.ndim == 1 and first.shape == second.shape and len(first) <= length
+        good = good and (not len(first) or (int(first.min()) >= 0 and int(first.max()) < length))
+    if not good or second.dtype.kind != "f":
+        raise BadMessage("a vector that was made small is none")
+    return Packed(length, (first, second))
+
+
+# --- bytes ---
+
+
+def encode(kind: str, fields: Mapping[str, Any]) -> list[bytes | memoryview]:
+    """A message in pieces, to be sent one after the other; the pieces of arrays are the arrays' own memory."""
+    arrays: list[Array] = []
+    text = json.dumps({"kind": kind, "fields": {name: _plain(value, arrays) for name, value in fields.items()}}).encode()
+    text += b" " * (-len(text) % 8)
+    header: dict[str, Any] = {_CONTENT: {"dtype": "U8", "shape": [len(text)], "data_offsets": [0, len(text)]}}
+    pieces: list[bytes | memoryview] = []
+    end = len(text)
+    order = sorted(range(len(arrays)), key=lambda k: -arrays[k].itemsize)  # the largest first, so that all are aligned
+    for k in order:
+        array = np.ascontiguousarray(arrays[k])
+        if array.dtype not in _NAMES:
+            raise TypeError(f"an array of {array.dtype} cannot travel")
+        header[f"t{k}"] = {
+            "dtype": _NAMES[array.dtype],
+            "shape": list(arrays[k].shape),
+            "data_offsets": [end, end + array.nbytes],
+        }
+        end += array.nbytes
+        if array.nbytes:
+            pieces.append(array.reshape(-1).view(np.uint8).data)
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)
+    return [len(head).to_bytes(8, "little") + head + text, *pieces]
+
+
+def decode(data: bytes | bytearray) -> tuple[str, dict[str, Any]]:
+    """The kind and the fields of a message; raises BadMessage for anything else."""
+    from safetensors import SafetensorError, deserialize
+
+    try:
+        read: Any = deserialize
+        entries = dict(read(bytes(data)))
+        arrays = {name: _array(entry) for name, entry in entries.items()}
+        text = arrays.pop(_CONTENT).tobytes()
+        if len(text) > LARGEST_STRUCTURE:
+            raise BadMessage("its structure is too long")
+        message = json.loads(text)
+        kind, fields = message["kind"], message["fields"]
+        if message.keys() != {"kind", "fields"} or not isinstance(kind, str) or not isinstance(fields, dict):
+            raise BadMessage("it has no kind")
+        decoded = {name: _structure(value, arrays) for name, value in fields.items()}
+    except BadMessage:
+        raise
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError, MemoryError, OverflowError):
+        raise BadMessage("it is no safetensors file of a message") from None
+    return kind, _checked(kind, decoded)
+
+
+def _array(entry: Mapping[str, Any]) -> Array:
+    """One tensor of a file, with memory of its own."""
+    if entry["dtype"] not in _TYPES:
+        raise BadMessage("it has a tensor of a type that does not travel")
+    return np.frombuffer(entry["data"], dtype=_TYPES[entry["dtype"]]).reshape(entry["shape"])
+
+
+# --- which messages there are ---
+
+NUMBER, TEXT, TRUTH, WHOLE, ARRAYS, TREE, TEXTS = "number", "text", "truth", "whole", "arrays", "tree", "texts"
+SCHEMAS: dict[str, dict[str, str]] = {
+    # from a site
+    "hello": {"protocol": WHOLE, "version": TEXT, "life": TEXT},
+    "joined": {"fingerprint": TEXT, "data": TEXT},
+    "ready": {"incarnation": WHOLE, "pid": WHOLE, "environment": TEXTS, "samples": "count"},
+    "reply": {
+        "request": "request", "value": ARRAYS, "keeps": TRUTH, "loss": NUMBER, "seconds": NUMBER, "error": TEXT,
+        "steps": WHOLE, "refused": TEXT,
+    },
+    "evaluated": {"incarnation": WHOLE, "evaluation": WHOLE, "part": TREE},
+    "kept": {"question": WHOLE, "held": TREE},
+    # from the server
+    "welcome": {
+        "session": TEXT, "worker": WHOLE, "workers": WHOLE, "room": WHOLE, "algorithm": TREE, "uplink": "way",
+        "seed": WHOLE, "threads": WHOLE, "fingerprint": TEXT, "weights": WHOLE, "poll": NUMBER,
+    },
+    "start": {"incarnation": WHOLE, "count": TRUTH},
+    "stop": {},
+    "job": {"request": "request", "model": TREE, "held": TREE},
+    "poll": {"incarnation": WHOLE, "sequence": WHOLE},
+    "evaluate": {
+        "incarnation": WHOLE, "evaluation": WHOLE, "samples": "samples", "mean_samples": NUMBER, "aside": TRUTH,
+        "model": TREE,
+    },
+    "ask": {"question": WHOLE, "accepted": WHOLE},
+    "refused": {"text": TEXT},
+    "end": {"text": TEXT},
+}  # fmt: skip
+FROM_SITES = ("joined", "ready", "reply", "evaluated", "kept")
+_LONGEST_TEXT = 200_000
+_REQUEST = (int, int, int, int, int, int, float, int, bool, bool, int, int)  # the fields of a JobRequest
+
+
+def _checked(kind: str, fields: dict[str, Any]) -> dict[str, Any]:
+    schema = SCHEMAS.get(kind)
+    if schema is None or fields.keys() != schema.keys():
+        raise BadMessage(f"a message {kind[:40]!r} has other fields than it should have")
+    for name, expected in schema.items():
+        if not _is(expected, fields[name]):
+            raise BadMessage(f"{name} of a message {kind!r} is no {expected}")
+    return fields
+
+
+def _is(expected: str, value: Any) -> bool:
+    match expected:
+        case "text":
+            return isinstance(value, str) and len(value) <= _LONGEST_TEXT
+        case "truth":
+            return isinstance(value, bool)
+        case "whole":
+            return _is_whole(value)
+        case "number":
+            return isinstance(value, float) or _is_whole(value)
+        case "arrays":
+            return _is_arrays(value)
+        case "texts":
+            return isinstance(value, dict) and len(value) <= 100 and all(_is("text", part) for part in value.values())
+        case "count":
+            return value is None or _is("text", value) or (_is_whole(value) and value >= 0)
+        case "way":
+            return value is None or isinstance(value, (str, float)) or _is_whole(value)
+        case "samples":
+            return value is None or _is_whole(value) or (_is_pair(value))
+        case "request":
+            return isinstance(value, list) and len(value) == len(_REQUEST) and all(map(_is_field, value, _REQUEST))
+    return True  # a tree: whatever a structure may be
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and abs(value) < 2**63
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_is_whole, value))
+
+
+def _is_field(value: Any, kind: type) -> bool:
+    if kind is float:
+        return isinstance(value, float) or _is_whole(value)
+    return isinstance(value, bool) if kind is bool else _is_whole(value)
+
+
+def _is_arrays(value: Any) -> bool:
+    if isinstance(value, dict):
+        return len(value) <= 10_000 and all(isinstance(part, (np.ndarray, Packed)) for part in value.values())
+    return isinstance(value, (np.ndarray, Packed))
