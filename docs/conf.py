@@ -74,7 +74,7 @@ nitpick_ignore_regex = [
         r"py:class",
         r"(dualdelay\..*\.)?(S|Tensor|Named|Names|Packed|Point|Shard|Stepper|TableFormat|VirtualClock)",
     ),
-    (r"py:class", r"(dualdelay\..*\.)?(Absences|BatchedGradients|EventKind|OneAtATime|WorkerFleet)"),
+    (r"py:class", r"(dualdelay\..*\.)?(Absences|BatchedGradients|Dealt|EventKind|OneAtATime|StatusBoard|WorkerFleet)"),
 ]
 
 SETTING = re.compile(r"(\w+(?:, \w+)*): (.*)")

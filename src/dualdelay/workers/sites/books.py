@@ -35,8 +35,17 @@ class Upload:
 
     size: int
     digest: str
+    have: int = 0  # bytes that are here
     data: bytearray = field(default_factory=bytearray)
     hashed: Any = field(default_factory=hashlib.sha256)
+
+    def add(self, piece: bytes) -> None:
+        """Take the next bytes; room for all is there from the first on, and costs no memory until it is used."""
+        if not self.data:
+            self.data = bytearray(self.size)
+        self.data[self.have : self.have + len(piece)] = piece
+        self.hashed.update(piece)
+        self.have += len(piece)
 
 
 @dataclass

@@ -75,6 +75,7 @@ class Hub:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.ended = ""  # what sites are told once the run has ended
+        self.closing = False
 
     # --- the coordinator's side ---
 
@@ -83,7 +84,7 @@ class Hub:
     ) -> None:
         """Put a message there for a site, unless one of that name waits already; ``alone``: nothing else is needed."""
         pieces = wire.encode(kind, fields)
-        size, site = sum(len(piece) for piece in pieces), self.sites[worker]
+        size, site = wire.size_of(pieces), self.sites[worker]
         with self._lock:
             if alone:
                 site.outbox.clear()
@@ -103,6 +104,12 @@ class Hub:
         loop = self._loop
         if loop is not None and site.waiting is not None:
             loop.call_soon_threadsafe(_set, site)
+
+    def close(self) -> None:
+        """Have everybody who waits be answered: the server stops."""
+        self.closing = True
+        for site in self.sites:
+            self._wake(site)
 
     # --- requests ---
 
@@ -289,6 +296,8 @@ class Hub:
                 with self._lock:
                     first = site.outbox[0] if site.outbox else None
                 left = until - time.monotonic()
+                if self.closing:
+                    raise Refusal(503, "the server stops; it may be started again.")
                 if site.session != session:
                     raise Refusal(401, "there is no such session any more; say hello again.")
                 if site.waiting is not mine:
@@ -321,7 +330,7 @@ class Hub:
         if message is None or not 0 <= offset <= message.size:
             raise Refusal(410, "that message is not needed any more.")
         await _respond_pieces(
-            send, 200, _after(message.pieces, offset), {"x-number": str(number), "x-size": str(message.size)}
+            send, 200, wire.part_of(message.pieces, offset), {"x-number": str(number), "x-size": str(message.size)}
         )
 
     # --- from a site ---
@@ -343,26 +352,25 @@ class Hub:
         upload = site.uploads.get(number)
         if upload is None or (upload.size, upload.digest) != (size, digest):
             upload = site.uploads[number] = Upload(size, digest)
-        if offset != len(upload.data):
-            await _have(send, len(upload.data), size, 409)
+        if offset != upload.have:
+            await _have(send, upload.have, size, 409)
             return
         length = headers.get("content-length", "")
         if not length.isdigit() or int(length) > size - offset:
             raise Refusal(400, "the body has another length than the message.")
         async for piece in _pieces(receive):
-            if len(upload.data) + len(piece) > size:
+            if upload.have + len(piece) > size:
                 raise Refusal(413, "the body is longer than was said.")
-            upload.data += piece
-            upload.hashed.update(piece)
+            upload.add(piece)
             site.bytes_up += len(piece)
             site.seen = time.monotonic()
-        if len(upload.data) == size:
+        if upload.have == size:
             site.uploads.pop(number, None)
             if not hmac.compare_digest(upload.hashed.hexdigest(), digest):
                 raise Refusal(400, "the message is not the one that was signed; send it again.")
             site.taken = max(site.taken, number)
             self.inbox.put(Incoming(site.worker, site.session, upload.data))
-        await _have(send, len(upload.data), size)
+        await _have(send, upload.have, size)
 
 
 _PATHS = ("/v1/challenge", "/v1/hello", "/v1/next", "/v1/fetch", "/v1/send", "/v1/bye")
@@ -445,14 +453,6 @@ async def _drained(receive: Receive, most: int) -> None:
             raise Refusal(413, "the body is longer than was said.")
 
 
-def _after(pieces: Sequence[bytes | memoryview], offset: int) -> list[bytes | memoryview]:
-    rest: list[bytes | memoryview] = []
-    for piece in pieces:
-        rest += [piece[offset:]] if offset < len(piece) else []
-        offset = max(0, offset - len(piece))
-    return rest
-
-
 async def _have(send: Send, have: int, size: int, status: int = 200) -> None:
     await _respond(send, status, json.dumps({"have": have, "size": size}).encode(), {"content-type": "application/json"})
 
@@ -464,7 +464,7 @@ async def _respond(send: Send, status: int, body: bytes, headers: Mapping[str, s
 async def _respond_pieces(
     send: Send, status: int, pieces: Sequence[bytes | memoryview], headers: Mapping[str, str]
 ) -> None:
-    length = sum(len(piece) for piece in pieces)
+    length = wire.size_of(pieces)
     fields = {"content-length": str(length), **headers} if status != 204 else headers
     raw = [(name.encode(), value.encode("latin-1", "replace")) for name, value in fields.items()]
     await send({"type": "http.response.start", "status": status, "headers": raw})
@@ -495,7 +495,7 @@ class Served:
             limit_concurrency=4 * len(hub.sites) + 256, timeout_keep_alive=75, server_header=False, date_header=False,
             backlog=1024, proxy_headers=False, timeout_graceful_shutdown=2,
         )  # fmt: skip
-        self.scheme = "http" if certificate is None else "https"
+        self._hub, self.scheme = hub, "http" if certificate is None else "https"
         self._server = uvicorn.Server(config)
         config.load()
         if certificate is not None and key is not None:
@@ -522,6 +522,7 @@ class Served:
             self._failed = error
 
     def close(self) -> None:
+        self._hub.close()
         self._server.should_exit = True
         self._thread.join(10.0)
         self._socket.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -98,7 +97,7 @@ class Line:
         pool: Any = urllib3.PoolManager(**options) if proxy is None else urllib3.ProxyManager(proxy, **options)
         self._pool, self._count, self._lock = pool, 0, threading.Lock()
 
-    def ask(self, path: str, query: Mapping[str, Any], body: bytes | memoryview = b"", *, session: str = "") -> Any:
+    def ask(self, path: str, query: Mapping[str, Any], body: wire.Pieces = (), *, session: str = "") -> Any:
         """A signed request; the response is not read yet."""
         with self._lock:
             self._count += 1
@@ -108,13 +107,13 @@ class Line:
         signature = keys.sign(self.key, keys.signed_text(target, self.name, session, count))
         return self.post(target, body, {"authorization": f"Dualdelay {self.name} {session} {count} {signature}"})
 
-    def post(self, target: str, body: bytes | memoryview = b"", headers: Mapping[str, str] | None = None) -> Any:
+    def post(self, target: str, body: wire.Pieces = (), headers: Mapping[str, str] | None = None) -> Any:
         """A request; raises for what is not an answer that one can go on with."""
-        fields = {"content-type": "application/octet-stream", "content-length": str(len(body)), **(headers or {})}
+        fields = {"content-type": "application/octet-stream", "content-length": str(wire.size_of(body)), **(headers or {})}
         url = f"{self.url.rstrip('/')}{target}"
         try:
             response = self._pool.request(
-                "POST", url, body=bytes(body), headers=fields, preload_content=False, redirect=False
+                "POST", url, body=body or None, headers=fields, preload_content=False, redirect=False
             )
         except self._errors.SSLError as error:
             raise (
@@ -191,7 +190,7 @@ class Site:
         self._todo: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._computing = False
         self._ending = ""  # what the server says about the end
-        self._outbox: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[tuple[str, wire.Pieces]] = queue.SimpleQueue()
         self._sent = 0  # messages numbered so far
         self._have = 0  # messages of the server that are here
         self._session_lock = threading.Lock()
@@ -269,8 +268,8 @@ class Site:
             if self.line.session != before:
                 return
             challenge = self.line.read(self.line.post("/v1/challenge")).decode(errors="replace")
-            hello = b"".join(wire.encode("hello", {"protocol": wire.PROTOCOL, "version": __version__, "life": self._life}))
-            query = {"digest": hashlib.sha256(hello).hexdigest()}
+            hello = wire.encode("hello", {"protocol": wire.PROTOCOL, "version": __version__, "life": self._life})
+            query = {"digest": wire.digest_of(hello)}
             try:
                 kind, run = wire.decode(self.line.read(self.line.ask("/v1/hello", query, hello, session=challenge)))
             except _Unknown as error:  # the challenge was too slow on its way
@@ -402,7 +401,7 @@ class Site:
     # --- what the site sends ---
 
     def _post(self, kind: str, fields: Mapping[str, Any]) -> None:
-        self._outbox.put((self.line.session, b"".join(wire.encode(kind, fields))))
+        self._outbox.put((self.line.session, wire.encode(kind, fields)))
 
     def _send_all(self) -> None:
         while not self._over.is_set():
@@ -412,17 +411,17 @@ class Site:
                 continue
             self._tried(partial(self._send, session, data))
 
-    def _send(self, session: str, data: bytes) -> None:
+    def _send(self, session: str, message: wire.Pieces) -> None:
         """Send a message in parts, each from where the server has got to."""
         if session != self.line.session:  # what it answers was asked in an earlier session
             return
-        if self._sending != (session, id(data)):
+        if self._sending != (session, id(message)):
             self._sent += 1
-            self._sending = (session, id(data))
-        whole = {"number": self._sent, "size": len(data), "digest": hashlib.sha256(data).hexdigest()}
-        have, view = 0, memoryview(data)
-        while have < len(data):
-            response = self.line.ask("/v1/send", {**whole, "offset": have}, view[have : have + _PART])
+            self._sending = (session, id(message))
+        size = wire.size_of(message)
+        whole, have = {"number": self._sent, "size": size, "digest": wire.digest_of(message)}, 0
+        while have < size:
+            response = self.line.ask("/v1/send", {**whole, "offset": have}, wire.part_of(message, have, _PART))
             answer = json.loads(self.line.read(response))
             self.line.traffic.up += max(0, answer["have"] - have)
             have = answer["have"]

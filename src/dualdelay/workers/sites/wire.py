@@ -6,7 +6,9 @@ every field there, of its type, and none beside them.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +23,10 @@ _DEEPEST = 12  # levels of a structure
 _TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I8": "|i1", "U8": "|u1", "BOOL": "|b1"}
 _NAMES = {np.dtype(kind): name for name, kind in _TYPES.items()}
 _CONTENT = "content"
+
+
+Pieces = Sequence[bytes | memoryview]
+"""A message as it is sent, one piece after the other; those of arrays are the arrays' own memory."""
 
 
 class BadMessage(ValueError):
@@ -85,7 +91,7 @@ def _packed(length: Any, parts: Sequence[Any]) -> Packed:
 
 
 def encode(kind: str, fields: Mapping[str, Any]) -> list[bytes | memoryview]:
-    """A message in pieces, to be sent one after the other; the pieces of arrays are the arrays' own memory."""
+    """A message in pieces."""
     arrays: list[Array] = []
     text = json.dumps({"kind": kind, "fields": {name: _plain(value, arrays) for name, value in fields.items()}}).encode()
     text += b" " * (-len(text) % 8)
@@ -110,17 +116,35 @@ def encode(kind: str, fields: Mapping[str, Any]) -> list[bytes | memoryview]:
     return [len(head).to_bytes(8, "little") + head + text, *pieces]
 
 
-def decode(data: bytes | bytearray) -> tuple[str, dict[str, Any]]:
-    """The kind and the fields of a message; raises BadMessage for anything else."""
-    from safetensors import SafetensorError, deserialize
+def size_of(pieces: Pieces) -> int:
+    """How many bytes a message has."""
+    return sum(len(piece) for piece in pieces)
 
+
+def digest_of(pieces: Pieces) -> str:
+    """What a message is known by."""
+    hashed = hashlib.sha256()
+    for piece in pieces:
+        hashed.update(piece)
+    return hashed.hexdigest()
+
+
+def part_of(pieces: Pieces, offset: int, most: int | None = None) -> list[bytes | memoryview]:
+    """A message from some byte on, all of the rest or at most so many."""
+    part: list[bytes | memoryview] = []
+    for piece in pieces:
+        rest = piece[offset:] if most is None else piece[offset : offset + most]
+        part += [rest] if len(rest) else []
+        offset = max(0, offset - len(piece))
+        most = None if most is None else most - len(rest)
+    return part
+
+
+def decode(data: bytes | bytearray) -> tuple[str, dict[str, Any]]:
+    """The kind and the fields of a message, whose arrays lie in its bytes; raises BadMessage for anything else."""
     try:
-        read: Any = deserialize
-        entries = dict(read(bytes(data)))
-        arrays = {name: _array(entry) for name, entry in entries.items()}
+        arrays = _arrays(memoryview(data))
         text = arrays.pop(_CONTENT).tobytes()
-        if len(text) > LARGEST_STRUCTURE:
-            raise BadMessage("its structure is too long")
         message = json.loads(text)
         kind, fields = message["kind"], message["fields"]
         if message.keys() != {"kind", "fields"} or not isinstance(kind, str) or not isinstance(fields, dict):
@@ -128,16 +152,30 @@ def decode(data: bytes | bytearray) -> tuple[str, dict[str, Any]]:
         decoded = {name: _structure(value, arrays) for name, value in fields.items()}
     except BadMessage:
         raise
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError, MemoryError, OverflowError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, MemoryError, OverflowError):
         raise BadMessage("it is no safetensors file of a message") from None
     return kind, _checked(kind, decoded)
 
 
-def _array(entry: Mapping[str, Any]) -> Array:
-    """One tensor of a file, with memory of its own."""
-    if entry["dtype"] not in _TYPES:
-        raise BadMessage("it has a tensor of a type that does not travel")
-    return np.frombuffer(entry["data"], dtype=_TYPES[entry["dtype"]]).reshape(entry["shape"])
+def _arrays(data: memoryview) -> dict[str, Array]:
+    """The tensors of a safetensors file, not copied; every byte behind its header belongs to just one of them."""
+    length = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or not 2 <= length <= min(LARGEST_STRUCTURE, len(data) - 8):
+        raise BadMessage("it is no safetensors file of a message")
+    header, body = json.loads(bytes(data[8 : 8 + length])), data[8 + length :]
+    arrays: dict[str, Array] = {}
+    end = 0
+    for name, entry in sorted(header.items(), key=lambda pair: pair[1]["data_offsets"]):
+        kind, shape, (start, stop) = np.dtype(_TYPES[entry["dtype"]]), entry["shape"], entry["data_offsets"]
+        whole = all(type(size) is int and size >= 0 for size in (*shape, start, stop))
+        if not whole or start != end or not start <= stop <= len(body) or math.prod(shape) * kind.itemsize != stop - start:
+            raise BadMessage("its tensors are not where they are said to be")
+        if name == _CONTENT and stop - start > LARGEST_STRUCTURE:
+            raise BadMessage("its structure is too long")
+        arrays[name], end = np.frombuffer(body[start:stop], dtype=kind).reshape(shape), stop
+    if end != len(body):
+        raise BadMessage("it is longer than its tensors")
+    return arrays
 
 
 # --- which messages there are ---

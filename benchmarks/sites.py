@@ -1,0 +1,210 @@
+"""Gradients per second of sites that dial in, over those of Ray actors that do the same work; and over a slow line.
+
+    python benchmarks/sites.py                        # all cases, about six minutes on two cores
+    python benchmarks/sites.py --cases lenet --rounds 5
+    python benchmarks/sites.py --cases line           # 50 Mbit/s and 50 ms, plain and in bytes
+    python benchmarks/sites.py --cases many           # 5 and 50 sites: time per update and memory of the server
+
+Vanilla, on loopback without TLS, as Ray is there: a LeNet on random images of CIFAR's shape, batch 64, with four workers,
+or a constant gradient of a million or ten million float32 numbers with two, where only the server and the line count. Each
+round runs Ray and sites in turn; the ratio of each round is taken before the median. Only the arrivals between a first and
+a last one are timed. The slow line is one forwarder for two sites; what it allows is a model each way for every update.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from socket import SHUT_WR, create_connection, create_server, socket
+from typing import Any
+
+from torch.nn.functional import cross_entropy
+
+import dualdelay as dd
+from dualdelay.engine.half import Half
+from dualdelay.runs.names import rebuild
+from dualdelay.workers.sites import keys
+from dualdelay.workers.sites.site import Site
+from ray_updates import BATCH, LR, UPDATES, WEIGHTS, Constant, images, lenet, ray_here
+
+RATE, LATENCY = 50e6 / 8, 0.05  # bytes a second each way, and seconds there and back
+GOALS = {"lenet": 0.95, "1M": 0.7, "10M": 0.7}
+WORKERS = {"lenet": 4, "1M": 2, "10M": 2}
+
+
+def problem_of(case: str, workers: int) -> dd.Problem:
+    if case == "lenet":
+        return dd.Network(lenet, cross_entropy, images, BATCH, workers=workers, full_gradient=False)
+    return Constant(workers, WEIGHTS.get(case, 1000))
+
+
+def be_a_site(url: str, name: str, key: str, case: str, workers: int) -> None:
+    def prepare(run: Mapping[str, Any]) -> tuple[dd.Problem, Half]:
+        return problem_of(case, workers), Half(rebuild("algorithm", run["algorithm"]), run["uplink"])
+
+    Site(url, name, Path(key), prepare).run()
+
+
+def free_port() -> int:
+    with create_server(("127.0.0.1", 0)) as trial:
+        return int(trial.getsockname()[1])
+
+
+@contextmanager
+def sites(case: str, workers: int, slow: bool = False) -> Iterator[dd.SiteFleet]:
+    """Sites of this machine, which dial the server or a slow line to it."""
+    with tempfile.TemporaryDirectory() as folder:
+        port, roster, started = free_port(), Path(folder) / "sites.txt", []
+        for worker in range(workers):
+            keys.enroll(f"site-{worker}", roster, Path(folder) / f"site-{worker}.key")
+        line = Line(port) if slow else None
+        url = f"http://127.0.0.1:{line.port if line else port}"
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        for worker in range(workers):
+            words = ["--be", url, f"site-{worker}", f"{folder}/site-{worker}.key", case, str(workers)]
+            started.append(subprocess.Popen([sys.executable, __file__, *words], env=environment, stderr=subprocess.DEVNULL))
+        try:
+            yield dd.SiteFleet(listen=f"127.0.0.1:{port}", roster=str(roster))
+        finally:
+            for process in started:
+                process.kill()
+            for process in started:
+                process.wait()
+
+
+class Line:
+    """A forwarder with a rate and a latency, which all connections share in each direction."""
+
+    def __init__(self, port: int) -> None:
+        """To this port of this machine."""
+        self._target, self._free = port, {True: 0.0, False: 0.0}
+        self._lock = threading.Lock()
+        self._listener = create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            near, _ = self._listener.accept()
+            try:
+                far = create_connection(("127.0.0.1", self._target))
+            except OSError:
+                near.close()
+                continue
+            for source, sink, up in ((near, far, True), (far, near, False)):
+                threading.Thread(target=self._forward, args=(source, sink, up), daemon=True).start()
+
+    def _forward(self, source: socket, sink: socket, up: bool) -> None:
+        waiting: queue.Queue[tuple[float, bytes]] = queue.Queue(256)  # four megabytes, as a window has
+        threading.Thread(target=_deliver, args=(waiting, sink), daemon=True).start()
+        with suppress(OSError):
+            while data := source.recv(16384):
+                with self._lock:
+                    self._free[up] = max(self._free[up], time.monotonic()) + len(data) / RATE
+                    due = self._free[up]
+                waiting.put((due + LATENCY / 2, data))
+                time.sleep(max(0.0, due - time.monotonic()))  # the line takes no more than it carries
+        waiting.put((0.0, b""))
+
+
+def _deliver(waiting: queue.Queue[tuple[float, bytes]], sink: socket) -> None:
+    """Hand on what was sent, each piece when it is due."""
+    with suppress(OSError):
+        while (piece := waiting.get())[1]:
+            time.sleep(max(0.0, piece[0] - time.monotonic()))
+            sink.sendall(piece[1])
+        sink.shutdown(SHUT_WR)
+
+
+class Enough(Exception):
+    """The last arrival that counts is there."""
+
+
+def gradients_per_second(problem: dd.Problem, fleet: Any, first: int, last: int, **server: Any) -> float:
+    marks: list[float] = []
+    count = 0
+
+    def watch(state: dd.State, arrival: dd.Arrival) -> None:
+        nonlocal count
+        count += 1
+        if count in (first, last):
+            marks.append(time.perf_counter())
+        if count == last:
+            raise Enough
+
+    never = dd.Evaluation(every=10**9)
+    with suppress(Enough):
+        dd.train(
+            dd.VanillaASGD(lr=LR), problem, fleet, updates=10**9, evaluation=never, server=dd.Server(**server),
+            watch=dd.Reporting([watch], progress=False),
+        )  # fmt: skip
+    return (last - first) / (marks[1] - marks[0])
+
+
+def against_ray(cases: list[str], rounds: int) -> None:
+    print("gradients per second  workers      Ray    sites   ratio   goal")
+    for case in cases:
+        workers, (first, last) = WORKERS[case], UPDATES[case]
+        turns = []
+        for _ in range(rounds):
+            with ray_here(workers):
+                ray = gradients_per_second(problem_of(case, workers), dd.RayFleet(cpus=0.5), first, last)
+            with sites(case, workers) as fleet:
+                turns.append((ray, gradients_per_second(problem_of(case, workers), fleet, first, last)))
+        ray, ours = (statistics.median(column) for column in zip(*turns, strict=True))
+        ratio = statistics.median(b / a for a, b in turns)
+        print(f"{case:20} {workers:8d} {ray:8.1f} {ours:8.1f} {ratio:7.2f} {GOALS[case]:6.2f}", flush=True)
+
+
+def over_a_line() -> None:
+    print(f"\n1M weights, two sites behind one line of {RATE * 8 / 1e6:.0f} Mbit/s and {LATENCY * 1e3:.0f} ms")
+    print("messages     updates per second   what the line allows   share")
+    for name, small in (("plain", {}), ("int8", {"uplink": "int8", "downlink": "int8"})):
+        with sites("1M", 2, slow=True) as fleet:
+            rate = gradients_per_second(problem_of("1M", 2), fleet, 4, 16 if small == {} else 40, **small)
+        allowed = RATE / (4e6 if small == {} else 1e6)
+        print(f"{name:12} {rate:18.2f} {allowed:22.2f} {rate / allowed:7.2f}", flush=True)
+
+
+def with_many() -> None:
+    """Sites whose gradients cost nothing."""
+    import resource
+
+    print("\n1,000 weights: sites at work, microseconds per update, and the server's memory at most")
+    for busy in (5, 50):
+        with sites("tiny", busy) as fleet:
+            rate = gradients_per_second(problem_of("tiny", busy), fleet, 100, 1100)
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+        print(f"{busy:6d} {1e6 / rate:10.0f} us {memory:8.2f} GB", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", default=["lenet", "1M", "10M", "line", "many"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--be", nargs=5, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.be:
+        *words, workers = options.be
+        be_a_site(*words, int(workers))
+        return
+    if chosen := [case for case in options.cases if case in WORKERS]:
+        against_ray(chosen, options.rounds)
+    if "line" in options.cases:
+        over_a_line()
+    if "many" in options.cases:
+        with_many()
+
+
+if __name__ == "__main__":
+    main()
