@@ -177,3 +177,17 @@ def test_data_that_a_function_builds_are_not_built_to_be_shown() -> None:
 
 def test_a_problem_s_repr_has_its_settings() -> None:
     assert repr(DIGITS).startswith("Digits(workers=4, alpha=0.5, seed=None, split='dirichlet'")
+
+
+def test_workers_of_a_split_by_group_have_their_names(tmp_path: Path) -> None:
+    names, rows = ["north"] * 30 + ["south $1"] * 20 + ["west"] * 10, torch.randn(60, 4)
+    targets = torch.arange(60) % 3
+    problem = dd.Network(
+        torch.nn.Linear(4, 3),
+        torch.nn.functional.cross_entropy,
+        dd.problems.shards((rows, targets), split="group", groups=names),
+        4,
+    )
+    for one in (problem, dd.LocalSteps(problem, 2, 0.1)):
+        figure = one.plot_split(tmp_path / "split.png")
+        assert [label.get_text() for label in figure.axes[-1].get_xticklabels()] == ["north", "south $1", "west"]

@@ -47,10 +47,10 @@ def split_portrait(problem: Problem, path: str | Path | None = None) -> Any:
             )
         bars.margins(y=0.2)
     bars.set_ylabel("samples", fontsize=9)
-    bars.set_title(_fitting(label(problem)), fontsize=10, parse_math=False)
+    bars.set_title(_fitting(label(problem), int(10 * max(4.0, width))), fontsize=10, parse_math=False)
     if names:
         _draw_classes(axes[1][0], names, by_class)
-    _finish(axes[-1][0], places)
+    _finish(axes[-1][0], places, problem.groups)
     for axis in axes[:, 0]:
         axis.spines[["top", "right"]].set_visible(False)
         axis.tick_params(labelsize=8)
@@ -137,11 +137,17 @@ def _first_jobs(speeds: SpeedModel, worker: int, jobs: int) -> list[tuple[float,
     return spans
 
 
-def _finish(axis: Any, places: Any) -> None:
+def _finish(axis: Any, places: Any, groups: list[list[Any]] | None) -> None:
+    """Name the workers: by the groups whose data they have, if data were split by group, and otherwise by numbers."""
     axis.set_xlabel("worker", fontsize=9)
     axis.set_xlim(-0.7, len(places) - 0.3)
-    if len(places) <= 30:
-        axis.set_xticks(places)
+    if len(places) > 30:
+        return
+    axis.set_xticks(places)
+    if groups is not None:
+        names = [", ".join(map(str, group)) for group in groups]
+        names = [name if len(name) <= 24 else f"{name[:21]}..." for name in names]
+        axis.set_xticks(places, names, rotation=45, ha="right", rotation_mode="anchor", parse_math=False)
 
 
 def _by_number(name: str) -> tuple[float, str]:
@@ -151,8 +157,8 @@ def _by_number(name: str) -> tuple[float, str]:
         return math.inf, name
 
 
-def _fitting(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+def _fitting(text: str, most: int = _LONGEST) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def _written(figure: Any, path: str | Path | None) -> Any:
