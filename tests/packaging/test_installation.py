@@ -125,7 +125,7 @@ def enrolled():
 
 
 def served():
-    Served(Hub(keys.Roster(Path("sites.txt")), [], 1, None), "127.0.0.1:0", None, None).close()
+    Served(Hub(keys.Roster(Path("sites.txt")), [], 1, {}), "127.0.0.1:0", None, None).close()
 
 
 def tried(what):

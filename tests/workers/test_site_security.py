@@ -26,7 +26,6 @@ from dualdelay.workers.sites.site import Line, Site
 
 WELCOME = {
     "workers": 2, "room": 0, "algorithm": {"name": "dude", "lr": 0.1}, "uplink": None, "seed": 0, "threads": 1,
-    "fingerprint": "f", "weights": 2,
 }  # fmt: skip
 HELLO = {"protocol": wire.PROTOCOL, "version": __version__, "life": "one"}
 
@@ -38,7 +37,7 @@ class Place:
         self.folder, self.roster = folder, folder / "sites.txt"
         for name in ("a", "b"):
             keys.enroll(name, self.roster, folder / f"{name}.key")
-        self.hub = Hub(keys.Roster(self.roster), ["a", "b"], 100_000, lambda worker: WELCOME)
+        self.hub = Hub(keys.Roster(self.roster), ["a", "b"], 100_000, WELCOME)
         self.served = Served(self.hub, "127.0.0.1:0", None, None)
         self.pool = urllib3.PoolManager(retries=False, timeout=10)
 

@@ -25,7 +25,7 @@ def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[StatusBoar
     names = [f"hospital-{letter}" for letter in "abcd"]
     for name in names:
         keys.enroll(name, folder / "sites.txt", folder / f"{name}.key")
-    hub, board = Hub(keys.Roster(folder / "sites.txt"), names, 1000, lambda worker: {}), StatusBoard("a token of our own")
+    hub, board = Hub(keys.Roster(folder / "sites.txt"), names, 1000, {}), StatusBoard("a token of our own")
     now = time.monotonic()
     first, second, third, _ = hub.sites
     first.session, first.seen, first.doing, first.since, first.address = "s", now, "job 12 at version 40", now, "192.0.2.7"

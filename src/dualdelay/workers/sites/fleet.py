@@ -100,7 +100,7 @@ class SiteTransport:
     """What reaches sites: messages wait at the hub until a site asks for them."""
 
     def __init__(self, fleet: SiteFleet, problem: Problem, half: Half, about: Mapping[str, Any]) -> None:
-        self._fleet, self._problem = fleet, problem
+        self._problem = problem
         names, weights = fleet.sites_of(problem.workers), problem.start(0)
         self._names = names
         self._data: dict[int, str] = {}  # a digest of each site's data, as it was first
@@ -110,18 +110,16 @@ class SiteTransport:
         self._question = 0
         self._later: list[Notice] = []
         self._fingerprint = problem.fingerprint()
-        self._welcome = {
+        welcome = {
             "workers": problem.workers,
             "room": fleet.room,
             "algorithm": about["algorithm"],
             "uplink": half.uplink,
             "seed": about["seed"],
             "threads": fleet.threads,
-            "fingerprint": self._fingerprint,
-            "weights": len(weights),
         }
         largest = 8 * (size_of(weights) * 8 // weights.element_size()) + _ROOM  # several tensors and memories in float64
-        self.hub = Hub(keys.Roster(Path(fleet.roster)), names, largest, lambda worker: self._welcome)
+        self.hub = Hub(keys.Roster(Path(fleet.roster)), names, largest, welcome)
         fleet.board.begin(f"{half.name} at {len(names)} sites", lambda: self.hub.sites)
         self.hub.page = fleet.board.page
         paths = (None if path is None else Path(path) for path in (fleet.certificate, fleet.certificate_key))
@@ -207,7 +205,7 @@ class SiteTransport:
         if incoming.session != site.session:
             return [], None
         if incoming.hello:
-            return self._said_hello(worker), None
+            return self._lost_process(worker, f"{self._names[worker]} began anew"), None  # whatever it did is gone
         if incoming.bye:
             return self._lost_process(worker, f"{self._names[worker]} was stopped where it is"), None
         if incoming.data is None:
@@ -243,10 +241,6 @@ class SiteTransport:
             return [Evaluated(worker, fields["incarnation"], fields["evaluation"], fields["part"])]
         place = f"{site.name} at {site.address}"
         return [Ready(worker, fields["incarnation"], place, fields["pid"], fields["environment"], fields["samples"], place)]
-
-    def _said_hello(self, worker: int) -> list[Notice]:
-        """A site has dialled in: whatever it did before is gone."""
-        return self._lost_process(worker, f"{self._names[worker]} began anew")
 
     def _lost_process(self, worker: int, text: str) -> list[Notice]:
         """A site's process is gone, and with it what it did and kept."""

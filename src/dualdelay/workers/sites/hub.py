@@ -61,9 +61,7 @@ class Refusal(Exception):
 class Hub:
     """The application, and the books of all sites. The coordinator's thread calls ``push`` and reads ``inbox``."""
 
-    def __init__(
-        self, roster: keys.Roster, names: Sequence[str], largest: int, welcome: Callable[[int], dict[str, Any]]
-    ) -> None:
+    def __init__(self, roster: keys.Roster, names: Sequence[str], largest: int, welcome: Mapping[str, Any]) -> None:
         self.sites = [SiteBook(name, worker) for worker, name in enumerate(names)]
         self.inbox: queue.SimpleQueue[Incoming] = queue.SimpleQueue()
         self.page: Callable[[str, str], tuple[int, str, bytes] | None] = lambda path, token: None
@@ -115,9 +113,6 @@ class Hub:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        if scope["type"] == "lifespan":
-            await _lifespan(receive, send)
-            return
         if scope["type"] != "http":
             return
         self._loop = asyncio.get_running_loop()
@@ -254,9 +249,7 @@ class Hub:
             if site.waiting is not None:
                 site.waiting.set()
         self.inbox.put(Incoming(site.worker, site.session, hello=True))
-        answer = wire.encode(
-            "welcome", {**self._welcome(site.worker), "session": site.session, "worker": site.worker, "poll": POLL}
-        )
+        answer = wire.encode("welcome", {**self._welcome, "session": site.session, "worker": site.worker})
         await _respond_pieces(send, 200, answer, {})
 
     def _known(self, name: str, session: str, count: int, signature: str, target: str, address: str) -> SiteBook:
@@ -389,14 +382,6 @@ def _set(site: SiteBook) -> None:
 
 class _Cut(Exception):
     """The other side has gone in the middle of a request."""
-
-
-async def _lifespan(receive: Receive, send: Send) -> None:
-    while True:
-        message = await receive()
-        await send({"type": f"{message['type']}.complete"})
-        if message["type"] == "lifespan.shutdown":
-            return
 
 
 def _query(raw: bytes) -> dict[str, str]:

@@ -195,7 +195,7 @@ SCHEMAS: dict[str, dict[str, str]] = {
     # from the server
     "welcome": {
         "session": TEXT, "worker": WHOLE, "workers": WHOLE, "room": WHOLE, "algorithm": TREE, "uplink": "way",
-        "seed": WHOLE, "threads": WHOLE, "fingerprint": TEXT, "weights": WHOLE, "poll": NUMBER,
+        "seed": WHOLE, "threads": WHOLE,
     },
     "start": {"incarnation": WHOLE, "count": TRUTH},
     "stop": {},
