@@ -107,7 +107,8 @@ from dualdelay.analysis.figures import pyplot
 from dualdelay.analysis.loggers import TensorBoard
 from dualdelay.workers.ray_fleet import RayTransport
 from dualdelay.workers.sites import keys
-from dualdelay.workers.sites.hub import Hub, Served
+from dualdelay.workers.sites.hub import Hub
+from dualdelay.workers.sites.serving import Served
 
 
 def workers():

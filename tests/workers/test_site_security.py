@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
+import random
 import socket
 import ssl
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import urllib3
 
 import dualdelay as dd
 from dualdelay.core.version import __version__
 from dualdelay.workers.sites import hub as hubs
-from dualdelay.workers.sites import keys, wire
-from dualdelay.workers.sites.hub import Hub, Served
+from dualdelay.workers.sites import keys, serving, wire
+from dualdelay.workers.sites.hub import Hub
+from dualdelay.workers.sites.serving import Served
 from dualdelay.workers.sites.site import Line, Site
 
 WELCOME = {
@@ -40,6 +45,7 @@ class Place:
         self.hub = Hub(keys.Roster(self.roster), ["a", "b"], 100_000, WELCOME)
         self.served = Served(self.hub, "127.0.0.1:0", None, None)
         self.pool = urllib3.PoolManager(retries=False, timeout=10)
+        self.keys: dict[str, bytes] = {}  # by session
 
     def post(self, target: str, body: bytes = b"", **headers: str) -> tuple[int, str]:
         fields = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -49,32 +55,48 @@ class Place:
     def challenge(self) -> str:
         return self.post("/v1/challenge")[1]
 
-    def signed(self, name: str, target: str, session: str, count: int, key: str = "") -> str:
-        signature = keys.sign(
-            keys.load_key(self.folder / f"{key or name}.key"), keys.signed_text(target, name, session, count)
-        )
-        return f"Dualdelay {name} {session} {count} {signature}"
+    def signed(self, name: str, target: str, challenge: str, count: int, key: str = "") -> str:
+        text = keys.signed_text(target, name, challenge, count)
+        return f"Dualdelay {name} {challenge} {count} {keys.sign(keys.load_key(self.folder / f'{key or name}.key'), text)}"
 
     def hello(self, name: str, key: str = "", challenge: str = "", **changes: Any) -> tuple[int, Any]:
         """Say hello; gives the status, and the session or the line that was told."""
-        body = b"".join(wire.encode("hello", {**HELLO, **changes}))
+        private, exchange = keys.new_exchange()
+        body = b"".join(wire.encode("hello", {**HELLO, "exchange": exchange, **changes}))
         target, challenge = f"/v1/hello?digest={hashlib.sha256(body).hexdigest()}", challenge or self.challenge()
         url, headers = f"{self.served.url}{target}", {"authorization": self.signed(name, target, challenge, 0, key)}
         response = self.pool.request("POST", url, body=body, headers=headers)
         if response.status != 200:
             return response.status, response.data.decode()
-        return 200, wire.decode(response.data)[1]["session"]
+        welcome = wire.decode(response.data)[1]
+        self.keys[welcome["session"]] = keys.session_key(private, welcome["exchange"], name, challenge)
+        return 200, welcome["session"]
+
+    def marked(self, name: str, target: str, session: str, count: int, key: str = "") -> str:
+        """A request's header, by the key of its session or that of another one."""
+        mark = keys.mark(self.keys.get(key or session, b"none"), keys.signed_text(target, name, session, count))
+        return f"Dualdelay {name} {session} {count} {mark}"
 
     def ask(self, name: str, target: str, session: str, count: int, body: bytes = b"", **rest: str) -> tuple[int, str]:
-        headers = {**rest, "authorization": self.signed(name, target, session, count)}
-        return self.post(target, body, **headers)
+        return self.post(target, body, **rest, authorization=self.marked(name, target, session, count))
 
     def send(
-        self, session: str, count: int, body: bytes, *, number: int = 1, part: slice | None = None, **fields: Any
+        self,
+        session: str,
+        count: int,
+        body: bytes,
+        *,
+        number: int = 1,
+        part: slice | None = None,
+        seal: bytes = b"",
+        **fields: Any,
     ) -> Any:
         """Send a message of site a, or a part of it."""
+        made = keys.new_seal(self.keys[session], number)
+        made.update(body)
+        body += seal or made.finalize()
         cut = part or slice(0, len(body))
-        query = {"number": number, "size": len(body), "offset": cut.start or 0, "digest": hashlib.sha256(body).hexdigest()}
+        query = {"number": number, "size": len(body), "offset": cut.start or 0}
         target = "/v1/send?" + "&".join(f"{name}={value}" for name, value in {**query, **fields}.items())
         return self.ask("a", target, session, count, body[cut])
 
@@ -134,11 +156,12 @@ def test_a_site_acts_for_itself_alone(place: Place) -> None:
     _, session = place.hello("a")
     target = "/v1/next?ack=0&busy=0"
     assert place.ask("b", target, session, 1)[0] == 401, "b in the session of a"
-    stolen = place.signed("b", target, session, 1).replace("Dualdelay b", "Dualdelay a")
-    assert place.post(target, authorization=stolen)[0] == 403, "signed with another key"
-    moved = place.signed("a", target, session, 2)
-    assert place.post("/v1/next?ack=5&busy=0", authorization=moved)[0] == 403, "another request than was signed"
-    assert place.hub.inbox.get().hello and place.hub.inbox.empty()
+    _, other = place.hello("b")
+    foreign = place.marked("a", target, session, 1, key=other)
+    assert place.post(target, authorization=foreign)[0] == 401, "marked with the key of another session"
+    moved = place.marked("a", target, session, 2)
+    assert place.post("/v1/next?ack=5&busy=0", authorization=moved)[0] == 401, "another request than was marked"
+    assert [place.hub.inbox.get().hello for _ in range(2)] == [True, True] and place.hub.inbox.empty()
 
 
 @pytest.mark.parametrize(
@@ -150,6 +173,8 @@ def test_what_is_not_signed_is_not_read(place: Place, authorization: str) -> Non
 
 
 def test_other_versions_and_a_process_that_was_replaced_are_refused(place: Place) -> None:
+    assert place.hello("a", exchange="none")[0] == place.hello("a", exchange="00" * 31)[0] == 400
+    assert place.hello("a", exchange="00" * 32)[0] == 400, "with that everybody would know the key"
     status, text = place.hello("a", version="9.9")
     assert (
         status == 409 and text == f"the site has dualdelay 9.9, the server {__version__}; install the same version at both."
@@ -165,21 +190,21 @@ def test_messages_come_in_parts_and_what_was_cut_is_not_sent_again(place: Place)
     _, session = place.hello("a")
     place.hub.inbox.get()
     body = bytes(range(256)) * 200
-    assert place.send(session, 1, body, part=slice(0, 20_000)) == (200, json.dumps({"have": 20_000, "size": 51_200}))
+    assert place.send(session, 1, body, part=slice(0, 20_000)) == (200, json.dumps({"have": 20_000, "size": 51_216}))
     assert place.send(session, 2, body, part=slice(0, 20_000))[0] == 409, "that part is there"
-    assert json.loads(place.send(session, 3, body, part=slice(30_000, 51_200))[1]) == {"have": 20_000, "size": 51_200}
-    assert place.send(session, 4, body, part=slice(20_000, 51_200))[0] == 200
+    assert json.loads(place.send(session, 3, body, part=slice(30_000, 51_216))[1]) == {"have": 20_000, "size": 51_216}
+    assert place.send(session, 4, body, part=slice(20_000, 51_216))[0] == 200
     assert place.hub.inbox.get(timeout=5).data == body
-    assert json.loads(place.send(session, 5, body)[1])["have"] == 51_200, "a message that was taken is not taken twice"
-    assert place.hub.inbox.empty() and place.hub.sites[0].bytes_up == 51_200
+    assert json.loads(place.send(session, 5, body)[1])["have"] == 51_216, "a message that was taken is not taken twice"
+    assert place.hub.inbox.empty() and place.hub.sites[0].bytes_up == 51_216
 
 
 def test_what_is_too_large_mistyped_or_compressed_is_refused(place: Place) -> None:
     _, session = place.hello("a")
     place.hub.inbox.get()
     assert place.send(session, 1, b"x" * 10, size=200_000)[0] == 413
-    assert place.send(session, 2, b"x" * 10, size=5)[0] == 400, "longer than was said"
-    assert place.send(session, 3, b"x" * 10, digest="0" * 64)[0] == 400, "another than was signed"
+    assert place.send(session, 2, b"x" * 10, size=20)[0] == 400, "longer than was said"
+    assert place.send(session, 3, b"x" * 10, seal=b"0" * 16)[0] == 400, "another than was sent"
     assert place.send(session, 4, b"x" * 10, number="one")[0] == 400
     assert place.send(session, 5, b"x" * 10, number="9" * 30)[0] == 400
     target = "/v1/next?ack=0&busy=0"
@@ -222,6 +247,114 @@ def test_a_malformed_request_gets_no_traceback_and_the_server_goes_on(place: Pla
             answer = line.recv(10_000)
         assert b"Traceback" not in answer and b".py" not in answer
     assert place.hello("a")[0] == 200
+
+
+def raw(place: Place) -> socket.socket:
+    host, port = place.served.address.split(":")
+    return socket.create_connection((host, int(port)), timeout=20)
+
+
+def test_a_head_that_is_long_or_slow_is_not_waited_for(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    with raw(place) as line:  # one field without an end
+        with suppress(OSError):
+            line.sendall(b"POST / HTTP/1.1\r\nx: " + b"y" * 1_000_000)
+        received(line)
+    with raw(place) as line:  # many fields
+        with suppress(OSError):
+            line.sendall(b"POST / HTTP/1.1\r\n" + b"x: y\r\n" * 100_000)
+        received(line)
+    with raw(place) as line:  # fields behind the body
+        with suppress(OSError):
+            line.sendall(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n" + b"x: y\r\n" * 100_000)
+        received(line)
+    monkeypatch.setattr(serving, "_SLOWEST_HEAD", 0.2)
+    for beginning in (b"", b"POST / HTTP/1.1\r\nx: "):
+        with raw(place) as line:
+            line.sendall(beginning)
+            assert b" 400 " in received(line), "it is told, and the connection is closed"
+    assert place.hello("a")[0] == 200
+
+
+def received(line: socket.socket) -> bytes:
+    """All that comes until the other side closes."""
+    data = b""
+    with suppress(ConnectionError):
+        while piece := line.recv(65536):
+            data += piece
+    return data
+
+
+def test_a_stalled_connection_is_given_up_and_what_came_is_kept(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hubs, "_STALLED", 0.2)
+    _, session = place.hello("a")
+    body = bytes(50_000)
+    target = f"/v1/send?number=1&size={len(body) + keys.SEAL}&offset=0"
+    head = f"POST {target} HTTP/1.1\r\ncontent-length: {len(body) + keys.SEAL}\r\n"
+    with raw(place) as line:
+        line.sendall(f"{head}authorization: {place.marked('a', target, session, 1)}\r\n\r\n".encode() + body[:30_000])
+        assert b" 408 " in received(line), "nothing more came, and the server has closed it"
+    assert json.loads(place.send(session, 2, body)[1])["have"] == 30_000
+    assert place.send(session, 3, body, part=slice(30_000, None))[0] == 200
+    hello, message = place.hub.inbox.get(), place.hub.inbox.get()
+    assert hello.hello and message.data == body
+    place.hub.push(0, "job", {"request": [0] * 6 + [0.0, 1, False, False, 0, 0], "model": np.zeros(10**7), "held": None})
+    target = "/v1/next?ack=0&busy=0"
+    with raw(place) as line:  # who asks, and does not read
+        line.sendall(f"POST {target} HTTP/1.1\r\nauthorization: {place.marked('a', target, session, 4)}\r\n\r\n".encode())
+        place.pool.clear()
+        while place.served.connections:  # a test that ends is one in which the server has let go
+            time.sleep(0.05)
+    assert place.hub.sites[0].outbox, "it is kept for the next try"
+
+
+def test_bytes_that_are_no_requests_leave_nothing_behind(place: Place) -> None:
+    """Requests with bytes changed, cut and put in, some hundreds: no traceback to the client, and no growth."""
+    draw = random.Random(0)
+    _, session = place.hello("a")
+    target = "/v1/send?number=1&size=100&offset=0"
+    good = f"POST {target} HTTP/1.1\r\nhost: x\r\nauthorization: {place.marked('a', target, session, 1)}\r\n".encode()
+    good += b"content-length: 100\r\n\r\n" + bytes(100)
+    words = [
+        b"\r\n",
+        b"\0",
+        b"transfer-encoding: chunked\r\n",
+        b"content-length: -1\r\n",
+        b"ffffffffffffffff\r\n",
+        b"%",
+        b":",
+    ]
+    tracemalloc.start()
+    before = 0
+    for trial in range(400):
+        data = bytearray(good)
+        for _ in range(draw.randint(1, 6)):
+            at = draw.randrange(len(data))
+            data[at : at + draw.choice((0, 1, 20))] = draw.choice((draw.choice(words), draw.randbytes(draw.randrange(8))))
+        with raw(place) as line:
+            line.sendall(data[: draw.choice((len(data), draw.randrange(len(data))))])
+            line.shutdown(socket.SHUT_WR)
+            answer = received(line)
+        assert b"Traceback" not in answer and b".py" not in answer
+        if trial == 100:
+            before = tracemalloc.get_traced_memory()[0]
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert place.hello("a")[0] == 200 and len(place.hub.sites[0].uploads) == 0
+    assert grown < 300_000, "of 300 requests"
+    place.pool.clear()
+    while place.served.connections:
+        time.sleep(0.05)
+
+
+def test_no_clock_takes_part(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of day jumps by hours whenever somebody looks at it."""
+    now, jumps = time.time(), itertools.cycle((-86_400.0, 0.0, 50_000.0))
+    monkeypatch.setattr(time, "time", lambda: now + next(jumps))
+    _, session = place.hello("a")
+    place.hub.push(0, "stop", {})
+    assert place.ask("a", "/v1/next?ack=0&busy=0", session, 1)[0] == 200
+    assert place.send(session, 2, b"message")[0] == 200
+    assert [place.hub.inbox.get(timeout=5).data for _ in range(3)] == [None, None, b"message"]
 
 
 def test_a_site_that_was_cut_off_finds_its_messages(place: Place) -> None:

@@ -12,7 +12,8 @@ import pytest
 import urllib3
 
 from dualdelay.workers.sites import keys
-from dualdelay.workers.sites.hub import Hub, Served
+from dualdelay.workers.sites.hub import Hub
+from dualdelay.workers.sites.serving import Served
 from dualdelay.workers.sites.status import StatusBoard
 
 HOSTILE = "<img src=x onerror='window.hit=1'>"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import hmac
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from .keys import SEAL
+from .wire import Partial, Rooms
 
 _REQUESTS = (2000.0, 4000.0)  # of a site a second, and at once
 
@@ -29,23 +32,24 @@ class Bucket:
         return True
 
 
-@dataclass
-class Upload:
-    """A message of a site that is on its way."""
+class Upload(Partial):
+    """A message of a site that is on its way; its last bytes are the seal of those before."""
 
-    size: int
-    digest: str
-    have: int = 0  # bytes that are here
-    data: bytearray = field(default_factory=bytearray)
-    hashed: Any = field(default_factory=hashlib.sha256)
+    def __init__(self, size: int, seal: Any, rooms: Rooms) -> None:
+        """To be checked by this seal."""
+        super().__init__(size, rooms)
+        self._seal, self._content = seal, size - SEAL
 
     def add(self, piece: bytes) -> None:
-        """Take the next bytes; room for all is there from the first on, and costs no memory until it is used."""
-        if not self.data:
-            self.data = bytearray(self.size)
-        self.data[self.have : self.have + len(piece)] = piece
-        self.hashed.update(piece)
-        self.have += len(piece)
+        sealed = self._content - self.have
+        super().add(piece)
+        if sealed > 0:
+            self._seal.update(piece if sealed >= len(piece) else piece[:sealed])
+
+    def opened(self) -> memoryview | None:
+        """The message, without its seal; None if that is another."""
+        good = hmac.compare_digest(self._seal.finalize(), self.data[self._content :])
+        return self.data[: self._content] if good else None
 
 
 @dataclass
@@ -65,6 +69,7 @@ class SiteBook:
     name: str
     worker: int
     session: str = ""
+    key: bytes = b""  # of that session
     life: str = ""  # names its process
     former: list[str] = field(default_factory=list)  # processes that another one has taken the place of
     address: str = ""
@@ -93,6 +98,6 @@ class Incoming:
 
     worker: int
     session: str
-    data: bytes | bytearray | None = None  # None: it was heard of, and does nothing
+    data: bytes | memoryview | None = None  # None: it was heard of, and does nothing
     hello: bool = False
     bye: bool = False  # its process ends

@@ -10,12 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
 from ...core import Problem
 from ...core.compression import size_of
 from ...core.errors import BadInput, require_several
 from ...core.work import Sent
 from ...engine.half import Half, Kept
 from ..messages import (
+    Array,
     Died,
     Evaluated,
     EvaluationRequest,
@@ -33,7 +36,8 @@ from ..settings import WorkerFleet
 from ..transport import Transport
 from . import keys, wire
 from .books import Incoming
-from .hub import POLL, Hub, Served
+from .hub import POLL, Hub
+from .serving import Served
 from .status import StatusBoard
 
 log = logging.getLogger("dualdelay")
@@ -100,7 +104,7 @@ class SiteTransport:
     """What reaches sites: messages wait at the hub until a site asks for them."""
 
     def __init__(self, fleet: SiteFleet, problem: Problem, half: Half, about: Mapping[str, Any]) -> None:
-        self._problem = problem
+        self._problem, self._rooms = problem, wire.Rooms()
         names, weights = fleet.sites_of(problem.workers), problem.start(0)
         self._names = names
         self._data: dict[int, str] = {}  # a digest of each site's data, as it was first
@@ -155,7 +159,15 @@ class SiteTransport:
 
     def put(self, x: Sent) -> Any:
         arrays = as_arrays(x)
-        return {name: part.copy() for name, part in arrays.items()} if isinstance(arrays, Mapping) else arrays.copy()
+        return (
+            {name: self._copy(part) for name, part in arrays.items()} if isinstance(arrays, Mapping) else self._copy(arrays)
+        )
+
+    def _copy(self, array: Array) -> Array:
+        """The server goes on to change its own."""
+        copy: Array = self._rooms.take(array.nbytes).view(array.dtype).reshape(array.shape)
+        np.copyto(copy, array)
+        return copy
 
     def get(self, model: Any) -> Sent:
         x: Sent = as_tensors(model)

@@ -1,4 +1,4 @@
-"""The server's end of the line: an ASGI application to which sites dial in, and the thread that serves it.
+"""The server's end of the line: an ASGI application to which sites dial in.
 
 Sites make every connection. A site asks for what there is for it and is answered as soon as there is something
 (``next``), and sends what it has (``send``). Messages are numbered both ways and kept until the other side has them, so a
@@ -15,20 +15,15 @@ import json
 import logging
 import queue
 import secrets
-import socket
-import ssl
 import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qsl
 
-from ...core.errors import BadInput
-from ...core.version import __version__, install_command
-from ..security import is_loopback
+from ...core.version import __version__
 from . import keys, wire
 from .books import Bucket, Incoming, Outgoing, SiteBook, Upload
 from .status import POLICY
@@ -43,7 +38,8 @@ _SMALL = 64 * 1024  # bytes of a message that anybody may send
 _MOST_UPLOADS = 8  # messages of one site that may be on their way
 _FORMER = 1000  # processes of a site that are remembered
 _TIDY = 10_000  # addresses that are remembered
-_PIECE = 256 * 1024  # bytes that are handed to a connection at once
+_PIECE = 2**20  # bytes that are handed to a connection at once
+_STALLED = 120.0  # seconds in which a connection has to take or bring the next bytes
 
 Scope = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
@@ -67,6 +63,7 @@ class Hub:
         self.page: Callable[[str, str], tuple[int, str, bytes] | None] = lambda path, token: None
         self._by_name = {site.name: site for site in self.sites}
         self._roster, self._largest, self._welcome = roster, largest, welcome
+        self._rooms = wire.Rooms()
         self._secret = secrets.token_bytes(32)
         self._answered: dict[str, float] = {}  # challenges, until they are out of date
         self._strangers: dict[str, Bucket] = {}
@@ -122,7 +119,7 @@ class Hub:
             headers = {"content-type": "text/plain; charset=utf-8", **refusal.headers}
             await _respond(send, refusal.status, refusal.text.encode(), headers)
         except _Cut:
-            pass
+            scope["extensions"]["abort"]()  # what it has not taken is not waited for
         except Exception:
             log.exception("the server could not answer a request from %s", (scope.get("client") or ("?",))[0])
             await _respond(send, 500, b"the server could not answer; its log says why.")
@@ -167,7 +164,7 @@ class Hub:
         elif path == "/v1/fetch":
             await self._fetch(site, query, send)
         else:
-            await self._take(site, query, headers, receive, send)
+            await self._take(site, session, query, headers, receive, send)
 
     def _require_few(self, address: str) -> None:
         if len(self._strangers) > _TIDY:
@@ -194,20 +191,25 @@ class Hub:
         if challenge in self._answered:
             raise Refusal(401, "the challenge was answered before; ask for another.")
 
-    def _require_enrolled(self, name: str, signature: str, text: bytes, address: str) -> SiteBook:
+    def _require_signed(self, name: str, signature: str, text: bytes, address: str) -> SiteBook:
         """The site that has signed this, if its key is valid here and now."""
         enrolled, site = self._roster.sites.get(name), self._by_name.get(name)
         if enrolled is None or not keys.is_signed(enrolled.public, signature, text):
             what = "is not enrolled" if enrolled is None else "has another key here"
             log.warning("a site that calls itself %s was refused at %s: it %s", name[:64], address, what)
             raise Refusal(403, f"{name[:64]} {what}; ask the server's operator: dualdelay enroll {name[:64]}")
-        if why := enrolled.why_not(datetime.datetime.now(datetime.UTC).date()):
-            log.warning("%s was refused at %s: %s", name, address, why)
-            raise Refusal(403, f"{why}; ask the server's operator for another.")
+        self._require_valid(enrolled, address)
         if site is None:
             log.warning("%s was refused at %s: it is enrolled, and no site of this run", name, address)
             raise Refusal(403, f"{name} is enrolled, but no site of this run.")
         return site
+
+    def _require_valid(self, enrolled: keys.Enrolled, address: str) -> None:
+        """Refuse a key that was revoked or has expired."""
+        name = enrolled.name
+        if why := enrolled.why_not(datetime.datetime.now(datetime.UTC).date()):
+            log.warning("%s was refused at %s: %s", name, address, why)
+            raise Refusal(403, f"{why}; ask the server's operator for another.")
 
     async def _hello(
         self, send: Send, address: str, who: tuple[str, str, int, str], target: str, query: Mapping[str, str], body: bytes
@@ -215,7 +217,7 @@ class Hub:
         name, challenge, count, signature = who
         if query.get("digest") != hashlib.sha256(body).hexdigest():
             raise Refusal(400, "the message is not the one that was signed.")
-        site = self._require_enrolled(name, signature, keys.signed_text(target, name, challenge, count), address)
+        site = self._require_signed(name, signature, keys.signed_text(target, name, challenge, count), address)
         self._require_new(challenge)
         self._answered[challenge] = time.monotonic() + _CHALLENGE
         try:
@@ -234,6 +236,11 @@ class Hub:
             raise Refusal(410, self.ended)
         if fields["life"] in site.former:
             raise Refusal(409, f"another process has dialled in as {name} since; this one is not needed any more.")
+        try:
+            private, told = keys.new_exchange()
+            key = keys.session_key(private, fields["exchange"], name, challenge)
+        except ValueError:
+            raise Refusal(400, "the site's half of the session's key is none.") from None
         with self._lock:
             if site.life not in ("", fields["life"]):
                 site.former = [*site.former, site.life][-_FORMER:]
@@ -241,7 +248,7 @@ class Hub:
                     log.warning(
                         "%s dialled in at %s; its earlier process, at %s, is heard no more", name, address, site.address
                     )
-            site.session, site.life, site.address = secrets.token_hex(16), fields["life"], address
+            site.session, site.key, site.life, site.address = secrets.token_hex(16), key, fields["life"], address
             site.seen, site.counts, site.highest, site.refused = time.monotonic(), set(), 0, ""
             site.outbox.clear()
             site.uploads.clear()
@@ -249,7 +256,7 @@ class Hub:
             if site.waiting is not None:
                 site.waiting.set()
         self.inbox.put(Incoming(site.worker, site.session, hello=True))
-        answer = wire.encode("welcome", {**self._welcome, "session": site.session, "worker": site.worker})
+        answer = wire.encode("welcome", {**self._welcome, "session": site.session, "exchange": told, "worker": site.worker})
         await _respond_pieces(send, 200, answer, {})
 
     def _known(self, name: str, session: str, count: int, signature: str, target: str, address: str) -> SiteBook:
@@ -257,12 +264,15 @@ class Hub:
         site = self._by_name.get(name)
         if site is None or not site.session or not hmac.compare_digest(site.session, session):
             self._require_few(address)
-            if site is not None and site.session:
-                self._require_enrolled(name, signature, keys.signed_text(target, name, session, count), address)
             raise Refusal(401, "there is no such session; say hello again.")
         if not site.bucket.take():
             raise Refusal(429, "too many requests of this site; wait a second.", **{"retry-after": "1"})
-        self._require_enrolled(name, signature, keys.signed_text(target, name, session, count), address)
+        text = keys.signed_text(target, name, session, count)
+        if not hmac.compare_digest(keys.mark(site.key, text).encode(), signature.encode()):
+            raise Refusal(401, "the request does not belong to that session; say hello again.")
+        if name not in (enrolled := self._roster.sites):
+            raise Refusal(403, f"{name} is not enrolled any more; ask the server's operator: dualdelay enroll {name}")
+        self._require_valid(enrolled[name], address)
         if count <= site.highest - _WINDOW or count in site.counts:
             raise Refusal(401, "a request came a second time; say hello again.")
         site.counts.add(count)
@@ -329,12 +339,17 @@ class Hub:
     # --- from a site ---
 
     async def _take(
-        self, site: SiteBook, query: Mapping[str, str], headers: Mapping[str, str], receive: Receive, send: Send
+        self,
+        site: SiteBook,
+        session: str,
+        query: Mapping[str, str],
+        headers: Mapping[str, str],
+        receive: Receive,
+        send: Send,
     ) -> None:
         """Take a message, or the next part of one; what was received before a cut is kept."""
         number, size, offset = (_whole(query, name) for name in ("number", "size", "offset"))
-        digest = query.get("digest", "")
-        if not 0 < size <= self._largest:
+        if not keys.SEAL < size <= self._largest:
             raise Refusal(413, f"a message of {size} bytes is larger than one of this run can be, {self._largest} bytes.")
         if number <= site.taken:
             await _drained(receive, size)
@@ -343,8 +358,8 @@ class Hub:
         if number not in site.uploads and len(site.uploads) >= _MOST_UPLOADS:
             raise Refusal(429, "too many messages at once; wait for the earlier ones.", **{"retry-after": "1"})
         upload = site.uploads.get(number)
-        if upload is None or (upload.size, upload.digest) != (size, digest):
-            upload = site.uploads[number] = Upload(size, digest)
+        if upload is None or upload.size != size:
+            upload = site.uploads[number] = Upload(size, keys.new_seal(site.key, number), self._rooms)
         if offset != upload.have:
             await _have(send, upload.have, size, 409)
             return
@@ -359,10 +374,12 @@ class Hub:
             site.seen = time.monotonic()
         if upload.have == size:
             site.uploads.pop(number, None)
-            if not hmac.compare_digest(upload.hashed.hexdigest(), digest):
-                raise Refusal(400, "the message is not the one that was signed; send it again.")
+            content = upload.opened()
+            if content is None:
+                log.warning("a message of %s was refused at %s: it is not what the site has sent", site.name, site.address)
+                raise Refusal(400, "the message is not what the site has sent: something on its way has changed it.")
             site.taken = max(site.taken, number)
-            self.inbox.put(Incoming(site.worker, site.session, upload.data))
+            self.inbox.put(Incoming(site.worker, session, content))
         await _have(send, upload.have, size)
 
 
@@ -381,7 +398,7 @@ def _set(site: SiteBook) -> None:
 
 
 class _Cut(Exception):
-    """The other side has gone in the middle of a request."""
+    """The other side has gone in the middle of a request, or takes nothing more."""
 
 
 def _query(raw: bytes) -> dict[str, str]:
@@ -409,7 +426,11 @@ def _authorization(headers: Mapping[str, str]) -> tuple[str, str, int, str]:
 async def _pieces(receive: Receive) -> Any:
     """The body of a request as it comes."""
     while True:
-        message = await receive()
+        try:
+            async with asyncio.timeout(_STALLED):
+                message = await receive()
+        except TimeoutError:
+            raise Refusal(408, f"nothing came for {_STALLED:g} s.", connection="close") from None
         if message["type"] == "http.disconnect":
             raise _Cut
         if message.get("body"):
@@ -454,93 +475,11 @@ async def _respond_pieces(
     raw = [(name.encode(), value.encode("latin-1", "replace")) for name, value in fields.items()]
     await send({"type": "http.response.start", "status": status, "headers": raw})
     for piece in pieces:
-        for start in range(0, len(piece), _PIECE):
-            await send({"type": "http.response.body", "body": bytes(piece[start : start + _PIECE]), "more_body": True})
+        view = memoryview(piece)
+        for start in range(0, len(view), _PIECE):
+            try:
+                async with asyncio.timeout(_STALLED):
+                    await send({"type": "http.response.body", "body": view[start : start + _PIECE], "more_body": True})
+            except TimeoutError:
+                raise _Cut from None  # the message is kept
     await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-class Served:
-    """A hub, served by a thread of its own until it is closed."""
-
-    def __init__(self, hub: Hub, listen: str, certificate: Path | None, key: Path | None) -> None:
-        try:
-            import uvicorn
-        except ImportError:
-            raise BadInput(f"sites need uvicorn, which is not installed: {install_command('uvicorn')}.") from None
-        host, port = split_address(listen)
-        if certificate is None and not is_loopback(host):
-            raise BadInput(
-                f"the server would listen on {listen} without a certificate, where others could read and change what is "
-                "sent; give --certificate and --key, or listen on 127.0.0.1 behind a proxy that has one."
-            )
-        if (certificate is None) != (key is None):
-            raise BadInput("a certificate and its key belong together; give both, or for loopback neither.")
-        config = uvicorn.Config(
-            hub, log_config=None, access_log=False, lifespan="off", http="h11", ws="none", loop="asyncio",
-            limit_concurrency=4 * len(hub.sites) + 256, timeout_keep_alive=75, server_header=False, date_header=False,
-            backlog=1024, proxy_headers=False, timeout_graceful_shutdown=2,
-        )  # fmt: skip
-        self._hub, self.scheme = hub, "http" if certificate is None else "https"
-        self._server = uvicorn.Server(config)
-        config.load()
-        if certificate is not None and key is not None:
-            config.ssl = _context(certificate, key)
-        self._socket = _bound(host, port)
-        self.address = f"{host if ':' not in host else f'[{host}]'}:{self._socket.getsockname()[1]}"
-        self._thread = threading.Thread(target=self._run, name="dualdelay hub", daemon=True)
-        self._failed: BaseException | None = None
-        self._thread.start()
-        while not self._server.started and self._thread.is_alive():
-            time.sleep(0.01)
-        if self._failed is not None:
-            raise BadInput(f"the server could not listen on {listen}: {self._failed}.")
-
-    @property
-    def url(self) -> str:
-        """Where sites dial in."""
-        return f"{self.scheme}://{self.address}"
-
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._server.serve(sockets=[self._socket]))
-        except BaseException as error:
-            self._failed = error
-
-    def close(self) -> None:
-        self._hub.close()
-        self._server.should_exit = True
-        self._thread.join(10.0)
-        self._socket.close()
-
-
-def split_address(text: str) -> tuple[str, int]:
-    """The host and the port of an address such as 0.0.0.0:8443."""
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise BadInput(f"the address to listen on is {text!r}; expected host:port, such as 0.0.0.0:8443.")
-    return host.strip("[]"), int(port)
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    try:
-        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio sends at once where it reads TCP
-        with ExitStack() as stack:
-            stack.callback(bound.close)
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            bound.bind(place)
-            stack.pop_all()
-    except OSError as error:
-        why = error.strerror or error
-        raise BadInput(f"the server cannot listen on {host}:{port} ({why}); choose another address.") from None
-    return bound
-
-
-def _context(certificate: Path, key: Path) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(certificate, key)
-    except (OSError, ssl.SSLError) as error:
-        raise BadInput(f"the certificate {certificate} and its key {key} cannot be used ({error}).") from None
-    return context

@@ -1,8 +1,9 @@
 """Who a site is: each has a key of its own, and the server a roster with the public half of every key.
 
-A request carries the site's name and an Ed25519 signature. The server holds nothing that a thief could sign with, the
-keys work behind any proxy, which certificates of clients do not, and no clock takes part: what was signed is new because it
-names a number that the server has drawn.
+A site signs its hello with its Ed25519 key, and with it its half of an agreement on a key for this session, which then
+marks every request and seals every message: that takes a tenth of the time of signatures and digests. The server holds
+nothing that a thief could say hello with, the keys work behind any proxy, which certificates of clients do not, and no
+clock takes part: what was signed is new because it names a number that the server has drawn.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 import datetime
+import hmac
 import os
 import re
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 REVOKED = "revoked"
+SEAL = 16  # bytes of a message's seal
 _KIND = "ed25519"
 _HEAD = "# A site a line: its name, the public half of its key, until when it is valid. The i-th line is worker i - 1.\n"
 
@@ -183,7 +186,7 @@ def load_key(path: Path) -> Ed25519PrivateKey:
 
 
 def signed_text(target: str, name: str, session: str, count: int) -> bytes:
-    """What a site signs: the request's target, which has the digest of its message in it, and that it is new."""
+    """What a request is known by: its target, and that it is new."""
     return f"dualdelay 1\n{target}\n{name}\n{session}\n{count}".encode()
 
 
@@ -202,6 +205,37 @@ def is_signed(public: bytes, signature: str, text: bytes) -> bool:
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+def new_exchange() -> tuple[Any, str]:
+    """One half of an agreement on a session's key, and what the other side is told."""
+    _library()
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+    private = X25519PrivateKey.generate()
+    return private, private.public_key().public_bytes_raw().hex()
+
+
+def session_key(private: Any, told: str, name: str, challenge: str) -> bytes:
+    """The key that both sides have then, and nobody else; raises ValueError for what is no half of an agreement."""
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    shared = private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(told)))
+    return HKDF(SHA256(), 32, None, f"dualdelay 1 session\n{name}\n{challenge}".encode()).derive(shared)
+
+
+def mark(key: bytes, text: bytes) -> str:
+    """What shows that a request comes from who has the session's key."""
+    return hmac.new(key, text, "sha256").hexdigest()
+
+
+def new_seal(key: bytes, number: int) -> Any:
+    """What a message of that number is sealed with: Poly1305, under a key that is used for it alone."""
+    from cryptography.hazmat.primitives.poly1305 import Poly1305
+
+    return Poly1305(hmac.digest(key, f"dualdelay 1 message\n{number}".encode(), "sha256"))
 
 
 def _library() -> Any:

@@ -2,179 +2,37 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import queue
 import random
 import secrets
-import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode, urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 from ...core import Problem
 from ...core.environment import environment
-from ...core.errors import BadInput, DualDelayError
-from ...core.version import __version__, install_command
+from ...core.errors import DualDelayError
+from ...core.version import __version__
 from ...engine.half import Half
 from ..messages import EvaluationRequest, JobRequest, PollRequest
-from ..security import is_loopback
 from ..worker import Worker
 from . import keys, wire
+from .line import Gone, Letter, Line, Lost, Refused, Session, Unknown
 
 log = logging.getLogger("dualdelay")
 
-_CONNECT = 15.0  # seconds to reach the server
-_STALLED = 40.0  # seconds without a byte after which a connection is given up; longer than the server lets a site wait
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 30.0  # seconds between two tries, doubled each time
 _PART = 8 * 2**20  # bytes of a message in one request
 _QUIET = 60.0  # seconds between two lines about the same trouble
 
 Prepare = Callable[[Mapping[str, Any]], tuple[Problem, Half]]
 """From what the server says of the run to the site's own problem and its half of the method."""
-
-
-class _Refused(BadInput):
-    """The server does not want this site; another try would come to the same."""
-
-
-class _Unknown(Exception):
-    """The server does not know this session: it has begun anew."""
-
-
-class _Lost(Exception):
-    """The server could not be reached, or not to the end."""
-
-
-@dataclass
-class Traffic:
-    """Bytes of messages that went each way, and how often the line was lost."""
-
-    up: int = 0
-    down: int = 0
-    lost: int = 0
-
-
-@dataclass
-class Line:
-    """Requests to the server, signed, over connections that are kept."""
-
-    url: str
-    name: str
-    key: Any
-    certificate: Path | None = None
-    session: str = ""
-    traffic: Traffic = field(default_factory=Traffic)
-
-    def __post_init__(self) -> None:
-        try:
-            import urllib3
-        except ImportError:
-            raise BadInput(f"sites need urllib3, which is not installed: {install_command('urllib3')}.") from None
-        self._errors = urllib3.exceptions
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("https", "http") or not parts.hostname or parts.query or parts.fragment:
-            raise BadInput(f"the server is {self.url!r}; expected an address such as https://server.example:8443")
-        if parts.scheme == "http" and not is_loopback(parts.hostname):
-            raise BadInput(
-                f"{self.url} is no https: others could read and change what is sent; http is for loopback alone."
-            )
-        options: dict[str, Any] = {"maxsize": 4, "retries": False, "timeout": urllib3.Timeout(_CONNECT, _STALLED)}
-        if parts.scheme == "https":
-            options["ssl_context"] = _context(self.certificate)
-        proxy = None if proxy_bypass(parts.hostname) else getproxies().get(parts.scheme)
-        if proxy is not None and is_loopback(parts.hostname) and not is_loopback(urlsplit(proxy).hostname or ""):
-            proxy = None  # a proxy elsewhere cannot reach this machine's own address
-        self._base = f"{parts.path.rstrip('/')}"
-        pool: Any = urllib3.PoolManager(**options) if proxy is None else urllib3.ProxyManager(proxy, **options)
-        self._pool, self._count, self._lock = pool, 0, threading.Lock()
-
-    def ask(self, path: str, query: Mapping[str, Any], body: wire.Pieces = (), *, session: str = "") -> Any:
-        """A signed request; the response is not read yet."""
-        with self._lock:
-            self._count += 1
-            count = self._count
-        target = f"{path}?{urlencode(query)}"
-        session = session or self.session
-        signature = keys.sign(self.key, keys.signed_text(target, self.name, session, count))
-        return self.post(target, body, {"authorization": f"Dualdelay {self.name} {session} {count} {signature}"})
-
-    def post(self, target: str, body: wire.Pieces = (), headers: Mapping[str, str] | None = None) -> Any:
-        """A request; raises for what is not an answer that one can go on with."""
-        fields = {"content-type": "application/octet-stream", "content-length": str(wire.size_of(body)), **(headers or {})}
-        url = f"{self.url.rstrip('/')}{target}"
-        try:
-            response = self._pool.request(
-                "POST", url, body=body or None, headers=fields, preload_content=False, redirect=False
-            )
-        except self._errors.SSLError as error:
-            raise (
-                _certificate_refused(self.url, error) if "CERTIFICATE" in str(error).upper() else _Lost(str(error))
-            ) from None
-        except (self._errors.MaxRetryError, self._errors.ProxyError) as error:
-            reason = getattr(error, "reason", None) or error
-            if "CERTIFICATE_VERIFY_FAILED" in str(reason):
-                raise _certificate_refused(self.url, reason) from None
-            raise _Lost(str(reason)) from None
-        except (self._errors.HTTPError, OSError) as error:
-            raise _Lost(str(error)) from None
-        if response.status in (200, 204) or (
-            response.status == 409 and response.headers.get("content-type") == "application/json"
-        ):
-            return response
-        text = self.read(response)[:2000].decode(errors="replace").strip()
-        if response.status == 401:
-            raise _Unknown(text)
-        if response.status in (400, 403, 404, 409, 410, 413, 415) and response.headers.get("content-type", "").startswith(
-            "text/plain"
-        ):
-            raise _Gone(text) if response.status == 410 else _Refused(f"{self.url}: {text}")
-        raise _Lost(f"{self.url} answered {response.status} {text[:200]}")
-
-    def read(self, response: Any, into: bytearray | None = None) -> bytearray:
-        """The bytes of a response; what came before a cut stays in ``into``."""
-        data = bytearray() if into is None else into
-        try:
-            for piece in response.stream(2**18):
-                data += piece
-                self.traffic.down += len(piece)
-        except (self._errors.HTTPError, OSError) as error:
-            response.close()
-            raise _Lost(str(error)) from None
-        response.release_conn()
-        return data
-
-    def close(self) -> None:
-        """Let the connections go."""
-        self._pool.clear()
-
-
-class _Gone(Exception):
-    """What was asked for is not there any more; of a hello: the run has ended."""
-
-
-def _context(certificate: Path | None) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=None if certificate is None else str(certificate))
-    except (OSError, ssl.SSLError) as error:
-        raise BadInput(f"the certificate {certificate} cannot be used ({error}).") from None
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    return context
-
-
-def _certificate_refused(url: str, error: object) -> _Refused:
-    return _Refused(
-        f"{url} has a certificate that this site does not trust ({error}). If it is the server's own, give it: "
-        "--certificate server.pem"
-    )
 
 
 class Site:
@@ -187,12 +45,12 @@ class Site:
         self._made: tuple[dict[str, Any], Problem, Half] | None = None  # for which run, and what
         self._worker: Worker | None = None
         self._incarnation, self._number = -1, -1
+        self._rooms = wire.Rooms()
         self._todo: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._computing = False
         self._ending = ""  # what the server says about the end
-        self._outbox: queue.SimpleQueue[tuple[str, wire.Pieces]] = queue.SimpleQueue()
-        self._sent = 0  # messages numbered so far
-        self._have = 0  # messages of the server that are here
+        self._outbox: queue.SimpleQueue[Letter] = queue.SimpleQueue()
+        self._session = Session()
         self._session_lock = threading.Lock()
         self._over = threading.Event()
         self._trouble: BaseException | None = None
@@ -212,9 +70,9 @@ class Site:
             return self._ending
         finally:
             self._over.set()
-            if self.line.session:
-                with suppress(_Lost, _Unknown, _Gone, DualDelayError):
-                    self.line.read(self.line.ask("/v1/bye", {"ack": self._have}))
+            if self._session.token:
+                with suppress(Lost, Unknown, Gone, DualDelayError):
+                    self.line.read(self.line.ask(self._session, "/v1/bye", {"ack": self._session.have}))
             self.line.close()
 
     def _guarded(self, work: Callable[[], None]) -> None:
@@ -222,7 +80,7 @@ class Site:
             work()
         except _Stopped:
             pass
-        except _Gone as error:
+        except Gone as error:
             self._ending = str(error)
         except BaseException as error:  # told by the thread that computes
             self._trouble = error
@@ -236,25 +94,28 @@ class Site:
 
     # --- the line ---
 
-    def _tried(self, attempt: Callable[[], Any]) -> Any:
+    def _tried(self, attempt: Callable[[Session], Any]) -> Any:
         """What an attempt comes to, after as many as it takes; a session that the server has forgotten is begun anew."""
-        pause = _FIRST_PAUSE
+        pause, unknown = _FIRST_PAUSE, Session()
         while True:
-            session = self.line.session
+            session = self._session
             try:
-                if not session:
+                if session is unknown or not session.token:
                     self._greet(session)
-                return attempt()
-            except _Unknown:
-                self._greet(session)
-            except _Lost as error:
+                    continue
+                return attempt(session)
+            except Unknown:
+                unknown = session
+            except Lost as error:
                 self._say(f"the server cannot be reached ({error}); it is tried again")
                 self.line.traffic.lost += 1
-                if self._over.wait(pause * random.uniform(0.7, 1.3)):
-                    raise _Stopped from None
-                pause = min(2 * pause, _LONGEST_PAUSE)
-            else:
-                pause = _FIRST_PAUSE
+                pause = self._rest(pause)
+
+    def _rest(self, pause: float) -> float:
+        """Wait about so many seconds; gives the next pause."""
+        if self._over.wait(pause * random.uniform(0.7, 1.3)):
+            raise _Stopped
+        return min(2 * pause, _LONGEST_PAUSE)
 
     def _say(self, text: str) -> None:
         now = time.monotonic()
@@ -262,27 +123,16 @@ class Site:
             log.warning("%s", text)
             self._told = (now, text)
 
-    def _greet(self, before: str) -> None:
+    def _greet(self, before: Session) -> None:
         """Say hello, unless another thread has done so meanwhile."""
         with self._session_lock:
-            if self.line.session != before:
+            if self._session is not before:
                 return
-            challenge = self.line.read(self.line.post("/v1/challenge")).decode(errors="replace")
-            hello = wire.encode("hello", {"protocol": wire.PROTOCOL, "version": __version__, "life": self._life})
-            query = {"digest": wire.digest_of(hello)}
-            try:
-                kind, run = wire.decode(self.line.read(self.line.ask("/v1/hello", query, hello, session=challenge)))
-            except _Unknown as error:  # the challenge was too slow on its way
-                raise _Lost(str(error)) from None
-            except wire.BadMessage as error:
-                raise _Refused(f"{self.line.url} is no dualdelay server: {error}.") from None
-            if kind != "welcome":
-                raise _Refused(f"{self.line.url} is no dualdelay server.")
+            session, run = self.line.hello({"protocol": wire.PROTOCOL, "version": __version__, "life": self._life})
             self._end_jobs()
             while not self._outbox.empty():
                 self._outbox.get()
-            self._number, self._have, self._sent = run["worker"], 0, 0
-            self.line.session = run.pop("session")  # not before: what is sent in it is numbered anew
+            self._number, self._session = run["worker"], session
             log.info("%s is worker %d of %d at %s", self.line.name, run["worker"], run["workers"], self.line.url)
             self._todo.put(lambda: self._join(run))
 
@@ -302,40 +152,35 @@ class Site:
             try:
                 kind, fields = wire.decode(message)
             except wire.BadMessage as error:
-                raise _Refused(f"{self.line.url} sent what cannot be read: {error}.") from None
+                raise Refused(f"{self.line.url} sent what cannot be read: {error}.") from None
             if kind == "end":
-                raise _Gone(str(fields["text"]))
+                raise Gone(str(fields["text"]))
             self._hear(kind, fields)
 
-    def _next(self) -> bytearray | None:
+    def _next(self, session: Session) -> memoryview | None:
         """The next message, whole: what a cut connection has brought already is not fetched again."""
-        response = self.line.ask("/v1/next", {"ack": self._have, "busy": int(self._computing or not self._todo.empty())})
+        busy = int(self._computing or not self._todo.empty())
+        response = self.line.ask(session, "/v1/next", {"ack": session.have, "busy": busy})
         if response.status == 204:
             self.line.read(response)
             return None
-        number, size, data = int(response.headers["x-number"]), int(response.headers["x-size"]), bytearray()
-        pause = _FIRST_PAUSE
-        while True:
-            before = len(data)
+        number, size = self.line.place(response)
+        message, pause = wire.Partial(size, self._rooms), _FIRST_PAUSE
+        while message.have < message.size:
+            before = message.have
             try:
-                self.line.read(response, data)
-                if len(data) >= size:
-                    break
-            except _Lost as error:
-                if len(data) == before:
-                    pause = min(2 * pause, _LONGEST_PAUSE)
-                    self._say(f"a message was cut ({error}); the rest is fetched")
-                    if self._over.wait(pause):
-                        raise _Stopped from None
-            self.line.traffic.lost += 1
-            try:
-                response = self.line.ask("/v1/fetch", {"number": number, "offset": len(data)})
-            except _Gone:
+                response = response or self.line.ask(session, "/v1/fetch", {"number": number, "offset": message.have})
+                self.line.read_into(message, response)
+            except Gone:
                 return None
-            except _Lost:
-                continue
-        self._have = number
-        return data
+            except Lost as error:
+                self._say(f"a message was cut ({error}); the rest is fetched")
+                self.line.traffic.lost += 1
+            response = None
+            if message.have < message.size:
+                pause = self._rest(_FIRST_PAUSE if message.have > before else pause)
+        session.have = number
+        return message.data
 
     # --- what the server asks for ---
 
@@ -349,7 +194,7 @@ class Site:
                 self._end_jobs()
                 self._todo.put(self._stop)
             case "refused":
-                raise _Refused(str(fields["text"]))
+                raise Refused(str(fields["text"]))
             case "poll" if worker is not None and fields["incarnation"] == incarnation:
                 worker.poll(PollRequest(self._number, incarnation, fields["sequence"]))
             case "ask" if worker is not None:
@@ -401,32 +246,28 @@ class Site:
     # --- what the site sends ---
 
     def _post(self, kind: str, fields: Mapping[str, Any]) -> None:
-        self._outbox.put((self.line.session, wire.encode(kind, fields)))
+        self._outbox.put(Letter(self._session, wire.encode(kind, fields)))
 
     def _send_all(self) -> None:
         while not self._over.is_set():
             try:
-                session, data = self._outbox.get(timeout=0.5)
+                letter = self._outbox.get(timeout=0.5)
             except queue.Empty:
                 continue
-            self._tried(partial(self._send, session, data))
+            self._tried(partial(self._send, letter))
 
-    def _send(self, session: str, message: wire.Pieces) -> None:
+    def _send(self, letter: Letter, session: Session) -> None:
         """Send a message in parts, each from where the server has got to."""
-        if session != self.line.session:  # what it answers was asked in an earlier session
+        if letter.session is not session:  # what it answers was asked in an earlier session
             return
-        if self._sending != (session, id(message)):
-            self._sent += 1
-            self._sending = (session, id(message))
-        size = wire.size_of(message)
-        whole, have = {"number": self._sent, "size": size, "digest": wire.digest_of(message)}, 0
-        while have < size:
-            response = self.line.ask("/v1/send", {**whole, "offset": have}, wire.part_of(message, have, _PART))
-            answer = json.loads(self.line.read(response))
-            self.line.traffic.up += max(0, answer["have"] - have)
-            have = answer["have"]
-
-    _sending: tuple[str, int] = ("", 0)
+        if not letter.number:
+            letter.begin()
+        have = 0
+        while have < letter.size:
+            query, most = {"number": letter.number, "size": letter.size, "offset": have}, min(_PART, letter.size - have)
+            response = self.line.ask(session, "/v1/send", query, letter.part(have, most), most)
+            before, have = have, self.line.read_number(response, "have")
+            self.line.traffic.up += max(0, have - before)
 
 
 class _Stopped(Exception):

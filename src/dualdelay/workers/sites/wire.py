@@ -6,9 +6,9 @@ every field there, of its type, and none beside them.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,6 +23,8 @@ _DEEPEST = 12  # levels of a structure
 _TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I8": "|i1", "U8": "|u1", "BOOL": "|b1"}
 _NAMES = {np.dtype(kind): name for name, kind in _TYPES.items()}
 _CONTENT = "content"
+_LARGE = 256 * 1024  # bytes from which on memory is kept
+_OURS = 3  # references to memory that only its keeper has: the list, the loop and the call that counts them
 
 
 Pieces = Sequence[bytes | memoryview]
@@ -121,14 +123,6 @@ def size_of(pieces: Pieces) -> int:
     return sum(len(piece) for piece in pieces)
 
 
-def digest_of(pieces: Pieces) -> str:
-    """What a message is known by."""
-    hashed = hashlib.sha256()
-    for piece in pieces:
-        hashed.update(piece)
-    return hashed.hexdigest()
-
-
 def part_of(pieces: Pieces, offset: int, most: int | None = None) -> list[bytes | memoryview]:
     """A message from some byte on, all of the rest or at most so many."""
     part: list[bytes | memoryview] = []
@@ -140,7 +134,48 @@ def part_of(pieces: Pieces, offset: int, most: int | None = None) -> list[bytes 
     return part
 
 
-def decode(data: bytes | bytearray) -> tuple[str, dict[str, Any]]:
+class Rooms:
+    """Memory for messages, used again when nobody reads what was there before: new pages cost more than what is copied."""
+
+    def __init__(self, most: int = 4) -> None:
+        """So many are kept."""
+        self._kept: list[Array] = []
+        self._most = most
+
+    def take(self, size: int) -> Array:
+        """Room for so many bytes that nothing else uses, and that is free again as soon as nothing holds it any more."""
+        if size < _LARGE:
+            return np.empty(size, np.uint8)
+        for room in self._kept:
+            if room.size == size and sys.getrefcount(room) == _OURS:
+                return room[:]
+        room = np.empty(size, np.uint8)
+        self._kept = [room, *self._kept][: self._most]
+        return room[:]
+
+
+class Partial:
+    """A message that is on its way, as far as it is here."""
+
+    def __init__(self, size: int, rooms: Rooms) -> None:
+        self.size, self.have = size, 0
+        self._room: memoryview | None = None
+        self._rooms = rooms
+
+    def add(self, piece: bytes) -> None:
+        """Take the next bytes."""
+        self.data[self.have : self.have + len(piece)] = piece
+        self.have += len(piece)
+
+    @property
+    def data(self) -> memoryview:
+        """The message, of which ``have`` bytes are there."""
+        if self._room is None:
+            self._room = self._rooms.take(self.size).data
+        return self._room
+
+
+def decode(data: bytes | bytearray | memoryview) -> tuple[str, dict[str, Any]]:
     """The kind and the fields of a message, whose arrays lie in its bytes; raises BadMessage for anything else."""
     try:
         arrays = _arrays(memoryview(data))
@@ -183,7 +218,7 @@ def _arrays(data: memoryview) -> dict[str, Array]:
 NUMBER, TEXT, TRUTH, WHOLE, ARRAYS, TREE, TEXTS = "number", "text", "truth", "whole", "arrays", "tree", "texts"
 SCHEMAS: dict[str, dict[str, str]] = {
     # from a site
-    "hello": {"protocol": WHOLE, "version": TEXT, "life": TEXT},
+    "hello": {"protocol": WHOLE, "version": TEXT, "life": TEXT, "exchange": TEXT},
     "joined": {"fingerprint": TEXT, "data": TEXT},
     "ready": {"incarnation": WHOLE, "pid": WHOLE, "environment": TEXTS, "samples": "count"},
     "reply": {
@@ -194,8 +229,8 @@ SCHEMAS: dict[str, dict[str, str]] = {
     "kept": {"question": WHOLE, "held": TREE},
     # from the server
     "welcome": {
-        "session": TEXT, "worker": WHOLE, "workers": WHOLE, "room": WHOLE, "algorithm": TREE, "uplink": "way",
-        "seed": WHOLE, "threads": WHOLE,
+        "session": TEXT, "exchange": TEXT, "worker": WHOLE, "workers": WHOLE, "room": WHOLE, "algorithm": TREE,
+        "uplink": "way", "seed": WHOLE, "threads": WHOLE,
     },
     "start": {"incarnation": WHOLE, "count": TRUTH},
     "stop": {},
