@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -103,6 +105,18 @@ def _told(shown: bool = False) -> Iterator[None]:
         log.propagate = spread
 
 
+@contextmanager
+def _stopped_by_sigterm() -> Iterator[None]:
+    """SIGTERM interrupts as Ctrl-C does: a site that is stopped says goodbye, also as a container's process 1."""
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler) if main else None
+    try:
+        yield
+    finally:
+        if main:
+            signal.signal(signal.SIGTERM, before)
+
+
 def site(flags: Site) -> None:
     """Work for a server until its run has ended."""
     shared.import_all(flags.imports)
@@ -117,7 +131,7 @@ def site(flags: Site) -> None:
             )
         return problem, Half(algorithm, run["uplink"])
 
-    with _told():
+    with _told(), _stopped_by_sigterm():
         process = SiteProcess(flags.server, flags.name, flags.key, prepare, flags.certificate)
         text = process.run()
     traffic = process.line.traffic

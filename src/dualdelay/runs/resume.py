@@ -110,7 +110,8 @@ def go_on(place: Folder, spec: RunSpec, record: RunRecord, reporting: Reporting)
                 record = replace(record, environment=now)
             if record != place.record():
                 place.write_record(record)
-            loop.begin()
+            with starting_workers("nothing had been saved yet") if spec.real else nullcontext():
+                loop.begin()
             return Runner(loop, [member], shown_to).run()
         content, rows, problems = saved
         notes += [f"{problem}; an older checkpoint was used" for problem in problems]

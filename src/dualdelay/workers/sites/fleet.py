@@ -129,7 +129,8 @@ class SiteTransport:
         paths = (None if path is None else Path(path) for path in (fleet.certificate, fleet.certificate_key))
         self.served = Served(self.hub, fleet.listen, *paths)
         log.info("listening on %s for %s", self.served.url, ", ".join(names))
-        log.info("status page: %s/#%s", self.served.url, fleet.board.token)
+        token = fleet.board.token if fleet.board.drawn else "TOKEN, with the token that was given"
+        log.info("status page: %s/#%s", self.served.url, token)
 
     def now(self) -> float:
         return time.monotonic()

@@ -158,7 +158,7 @@ class Line:
             "text/plain"
         ):
             raise Gone(text) if response.status == 410 else Refused(f"{self.url}: {text}")
-        raise Lost(f"{self.url} answered {response.status} {text[:200]}")
+        raise Lost(f"{self.url} answered {response.status} {' '.join(text.split())[:200]}")
 
     def read(self, response: Any) -> bytes:
         """The bytes of a response that is small."""

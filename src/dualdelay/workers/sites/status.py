@@ -36,6 +36,7 @@ class StatusBoard:
     """What the page shows. A logger of the run: it is called with its vital signs and its evaluations."""
 
     def __init__(self, token: str | None = None) -> None:
+        self.drawn = token is None  # and to be told, for nobody knows it
         self.token = token or secrets.token_urlsafe(24)
         self._title = ""
         self._version, self._signs = 0, dict[str, float]()
