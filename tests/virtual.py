@@ -77,6 +77,8 @@ def nbytes(value: Any) -> int:
         return sum(map(nbytes, value.parts))
     if isinstance(value, Mapping):
         return sum(map(nbytes, value.values()))
+    if isinstance(value, list):
+        return sum(map(nbytes, value))
     return 0 if value is None else 8
 
 

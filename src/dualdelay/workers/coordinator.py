@@ -55,6 +55,7 @@ _CHECK = 0.1  # seconds between two looks at who is late
 _DEAF = 1.0  # seconds between two calls of receive that count as listening; what the server slept beyond is no one's delay
 _REMINDER = 15.0  # seconds of waiting for processes after which, again and again, a warning names them
 _GRADIENTS_PER_PIECE = 16  # gradients' worth of samples that a worker evaluates in one request, where it evaluates all
+_DIFFERENCES = 8  # of models for one worker that are kept, in case that it has not had the last ones
 _ASKED = "it was asked to"  # as in engine.result.PLANNED: nothing is wrong with such a worker
 
 
@@ -77,6 +78,7 @@ class Coordinator(Fleet):
         self._head: Event | None = None  # what the loop takes next
         self._wakes: list[float] = []
         self._current = Model(-1, None)
+        self._differences: dict[int, dict[int, tuple[int, Any]]] = {}  # models sent small, by worker and serial: from where
         self._evaluations = PendingEvaluations(self._evaluation_ended)
         self._ended_evaluations: deque[PendingEvaluation] = deque()
         self._known: dict[int, Kept] = {}  # what workers said they keep, for the event at hand
@@ -383,8 +385,8 @@ class Coordinator(Fleet):
             serial = model.serial
             if record.has == serial:
                 x, size, base = None, 0, serial
-            elif model.packed is not None and record.has == model.base:
-                x, size, base = model.packed, size_of(model.packed), model.base
+            elif (differences := self._differences_to(record, model)) is not None:
+                x, size, base = differences, sum(map(size_of, differences)), record.has
             else:
                 record.has = 0  # the process has this one alone then, as soon as it answers
         held = record.held if record.accepted < 0 else None
@@ -393,6 +395,25 @@ class Coordinator(Fleet):
         record.sent = self.listening_time
         record.down += size if held is None else size + _size_of_kept(held)
         self._transport.send(record.request, x, held)
+
+    def _own_model(self, worker: int, version: int, x: Sent) -> Model:
+        model = super()._own_model(worker, version, x)
+        if model.packed is not None:
+            differences = self._differences.setdefault(worker, {})
+            differences[model.serial] = (model.base, model.packed)
+            for serial in list(differences)[:-_DIFFERENCES]:
+                del differences[serial]
+        return model
+
+    def _differences_to(self, record: WorkerRecord, model: Model) -> list[Any] | None:
+        """What leads from the model that a process has to this one, in turn; None if the whole is smaller or must be sent."""
+        known, serial, steps = self._differences.get(record.number, {}), model.serial, list[Any]()
+        while serial != record.has:
+            if serial not in known:
+                return None
+            serial, packed = known[serial]
+            steps.insert(0, packed)
+        return steps if sum(map(size_of, steps)) < model.size else None
 
     def _repeat(self, record: WorkerRecord) -> None:
         """Send again what has not been answered; a process that holds a job hears polls alone."""

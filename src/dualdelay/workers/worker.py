@@ -206,16 +206,14 @@ class Worker:
         return self._x
 
     def _difference(self, request: JobRequest, x: Any) -> Any:
-        """The model that was sent: whole, as a difference to one that is here, or as the name of that alone."""
+        """The model that was sent: whole, as differences to one that is here, or as the name of that alone."""
         use_threads(self._threads)
         before = self._models[request.base] if request.base else None
-        if before is None:
-            model = copy.deepcopy(as_tensors(x))
-        elif x is None:
-            model = before
-        elif isinstance(before, Tensor):
-            model = before + x[""].unpack()
-        else:
-            model = {name: before[name] + part.unpack() for name, part in x.items()}
+        model: Any = copy.deepcopy(as_tensors(x)) if before is None else before
+        for step in x if before is not None and x is not None else ():
+            if isinstance(model, Tensor):
+                model = model + step[""].unpack()
+            else:
+                model = {name: model[name] + part.unpack() for name, part in step.items()}
         self._models = {request.serial: model} if before is None else {request.base: before, request.serial: model}
         return copy.deepcopy(model)
