@@ -32,4 +32,5 @@ def test_the_commands_of_the_page_train_three_sites_and_replay_the_run(tmp_path:
     assert "all 300 versions and the final weights are the same bits" in said
     assert re.search(r"hospital-c ed25519 \S+ until=\d{4}-\d\d-\d\d", said)
     for name in ("hospital-a", "hospital-b", "hospital-c"):
+        assert re.search(rf"\d {name} +\d+ +\S+%", said), "the table has its name, and what it has sent"
         assert f"{name}: the run has ended." in (tmp_path / f"{name}.txt").read_text()

@@ -125,21 +125,27 @@ def print_run(run: Run, console: Console, name: str = "") -> None:
 
 
 def _print_workers(run: Run, faults: Sequence[str], console: Console) -> None:
-    """Print a line for each worker: arrivals, times, delays, these kinds of faults, and its state if one ever left."""
-    trace, size = run.trace, run.state.workers
+    """Print a line for each worker: arrivals, times, delays, these kinds of faults, and its state if one ever left.
+
+    Of sites it has their names, and what each has sent and was sent.
+    """
+    trace, workers = run.trace, run.state.workers
     events = Counter((event["kind"], event["worker"]) for event in trace.events)
     states = {event["worker"]: _STATES[event["kind"]] for event in trace.events if event["kind"] in _STATES}
     delay = used_in(trace) - trace.version
-    rows = [["worker", "arrivals", "share", "mean seconds", "mean delay", "max delay", *faults, "state"]]
-    for worker in range(min(size, _MOST_WORKERS)):
+    sites = {event["worker"]: event["text"].partition(" ")[0] for event in trace.events if event["kind"] == "place"}
+    sizes = {"MB up": trace.bytes, "MB down": trace.down} if sites else {}
+    rows = [["worker", "arrivals", "share", "mean seconds", "mean delay", "max delay", *sizes, *faults, "state"]]
+    for worker in range(min(workers, _MOST_WORKERS)):
         own = trace.worker == worker
-        cells = [str(worker), "0", "0.0%", "-", "-", "-"]
+        cells = [f"{worker} {sites.get(worker, '')}".strip(), "0", "0.0%", "-", "-", "-"]
         if count := int(own.sum()):
             cells[1:] = f"{count:,}", f"{100 * count / len(trace):.1f}%", number(float(trace.seconds[own].mean()))
             cells += number(float(delay[own].mean())), str(delay[own].max())
+        cells += [number(float(size[own].sum()) / 1e6) for size in sizes.values()]
         rows.append([*cells, *(f"{events[kind, worker]:,}" for kind in faults), states.get(worker, "present")])
     rows = rows if states else [row[:-1] for row in rows]
-    print_rows("workers", rows, console, f"and {size - _MOST_WORKERS:,} more" if size > _MOST_WORKERS else None)
+    print_rows("workers", rows, console, f"and {workers - _MOST_WORKERS:,} more" if workers > _MOST_WORKERS else None)
 
 
 def print_comparison(sweep: Sweep, console: Console) -> None:
