@@ -8,7 +8,8 @@
 Vanilla, on loopback without TLS, as Ray is there: a LeNet on random images of CIFAR's shape, batch 64, with four workers,
 or a constant gradient of a million or ten million float32 numbers with two, where only the server and the line count. Each
 round runs Ray and sites in turn; the ratio of each round is taken before the median. Only the arrivals between a first and
-a last one are timed. The slow line is one forwarder for two sites; what it allows is a model each way for every update.
+a last one are timed. The slow line is one forwarder. What it allows one site is a model down and then a message up, for
+each update; several sites, a model each way at the same time.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def sites(case: str, workers: int, slow: bool = False) -> Iterator[dd.SiteFleet]:
+def sites(case: str, workers: int, slow: bool = False, **settings: Any) -> Iterator[dd.SiteFleet]:
     """Sites of this machine, which dial the server or a slow line to it."""
     with tempfile.TemporaryDirectory() as folder:
         port, roster, started = free_port(), Path(folder) / "sites.txt", []
@@ -74,7 +75,7 @@ def sites(case: str, workers: int, slow: bool = False) -> Iterator[dd.SiteFleet]
             words = ["--be", url, f"site-{worker}", f"{folder}/site-{worker}.key", case, str(workers)]
             started.append(subprocess.Popen([sys.executable, __file__, *words], env=environment, stderr=subprocess.DEVNULL))
         try:
-            yield dd.SiteFleet(listen=f"127.0.0.1:{port}", roster=str(roster))
+            yield dd.SiteFleet(listen=f"127.0.0.1:{port}", roster=str(roster), **settings)
         finally:
             for process in started:
                 process.kill()
@@ -113,7 +114,7 @@ class Line:
                     self._free[up] = max(self._free[up], time.monotonic()) + len(data) / RATE
                     due = self._free[up]
                 waiting.put((due + LATENCY / 2, data))
-                time.sleep(max(0.0, due - time.monotonic()))  # the line takes no more than it carries
+                time.sleep(max(0.0, due - time.monotonic() - 0.01))  # the line takes little more than it carries
         waiting.put((0.0, b""))
 
 
@@ -167,13 +168,24 @@ def against_ray(cases: list[str], rounds: int) -> None:
 
 
 def over_a_line() -> None:
-    print(f"\n1M weights, two sites behind one line of {RATE * 8 / 1e6:.0f} Mbit/s and {LATENCY * 1e3:.0f} ms")
-    print("messages     updates per second   what the line allows   share")
-    for name, small in (("plain", {}), ("int8", {"uplink": "int8", "downlink": "int8"})):
-        with sites("1M", 2, slow=True) as fleet:
-            rate = gradients_per_second(problem_of("1M", 2), fleet, 4, 16 if small == {} else 40, **small)
-        allowed = RATE / (4e6 if small == {} else 1e6)
-        print(f"{name:12} {rate:18.2f} {allowed:22.2f} {rate / allowed:7.2f}", flush=True)
+    """One site alone receives, then sends; of several one can receive while another sends."""
+    print(f"\n1M weights behind one line of {RATE * 8 / 1e6:.0f} Mbit/s each way and {LATENCY * 1e3:.0f} ms")
+    print("sites  messages  downloads at once   updates per second   what the line allows   share")
+    small = {"uplink": "int8", "downlink": "int8"}
+    for count, name, at_once in (
+        (1, "plain", None),
+        (1, "int8", None),
+        (2, "plain", None),
+        (2, "plain", 1),
+        (2, "int8", 1),
+    ):
+        size = 4e6 if name == "plain" else 1e6
+        with sites("1M", count, slow=True, downloads=at_once) as fleet:
+            last = 16 if name == "plain" else 40
+            rate = gradients_per_second(problem_of("1M", count), fleet, 4, last, **({} if name == "plain" else small))
+        allowed = 1 / (2 * size / RATE + LATENCY) if count == 1 else RATE / size
+        cells = f"{count:5d}  {name:8} {at_once or 'all':>17} {rate:20.2f} {allowed:22.2f} {rate / allowed:7.2f}"
+        print(cells, flush=True)
 
 
 def with_many() -> None:

@@ -25,6 +25,7 @@ import dualdelay as dd
 from dualdelay.core.version import __version__
 from dualdelay.workers.sites import hub as hubs
 from dualdelay.workers.sites import keys, serving, wire
+from dualdelay.workers.sites.books import Turns
 from dualdelay.workers.sites.hub import Hub
 from dualdelay.workers.sites.serving import Served
 from dualdelay.workers.sites.site import Line, Site
@@ -357,6 +358,79 @@ def test_no_clock_takes_part(place: Place, monkeypatch: pytest.MonkeyPatch) -> N
     assert [place.hub.inbox.get(timeout=5).data for _ in range(3)] == [None, None, b"message"]
 
 
+BODY = bytes(range(256)) * 40
+
+
+def sealed(place: Place, session: str, number: int) -> bytes:
+    made = keys.new_seal(place.keys[session], number)
+    made.update(BODY)
+    return BODY + bytes(made.finalize())
+
+
+def begun(place: Place, session: str, count: int, message: bytes, upto: int, number: int, offset: int = 0) -> socket.socket:
+    """A request of site a whose body stops in the middle: the rest is in a proxy somewhere."""
+    line, target = raw(place), f"/v1/send?number={number}&size={len(message)}&offset={offset}"
+    head = f"POST {target} HTTP/1.1\r\nauthorization: {place.marked('a', target, session, count)}\r\n"
+    line.sendall(f"{head}content-length: {len(message) - offset}\r\n\r\n".encode() + message[offset:upto])
+    while place.hub.sites[0].uploads.get(number) is None or place.hub.sites[0].uploads[number].have < upto:
+        time.sleep(0.01)
+    return line
+
+
+def test_what_comes_late_from_an_earlier_session_takes_no_number_of_this_one(place: Place) -> None:
+    _, first = place.hello("a", life="one")
+    message = sealed(place, first, 57)
+    with begun(place, first, 1, message, 5000, number=57) as line:
+        _, second = place.hello("a", life="two")
+        line.sendall(message[5000:])
+        assert line.recv(1000).startswith(b"HTTP/1.1 401")
+    assert [place.hub.inbox.get().hello for _ in range(2)] == [True, True]
+    assert place.send(second, 1, b"joined", number=1)[0] == 200
+    assert place.hub.inbox.get(timeout=5).data == b"joined"
+
+
+def test_two_requests_with_the_same_message_do_not_mix(place: Place) -> None:
+    """A site gave the first one up, but its bytes were only slow."""
+    _, session = place.hello("a")
+    message = sealed(place, session, 1)
+    with begun(place, session, 1, message, 5000, number=1) as slow:
+        assert json.loads(place.send(session, 2, BODY, part=slice(0, 0))[1])["have"] == 5000, "nothing is sent to ask that"
+        with begun(place, session, 3, message, 7000, number=1, offset=5000) as second:
+            slow.sendall(message[5000:6000])
+            assert slow.recv(1000).startswith(b"HTTP/1.1 409")
+            second.sendall(message[7000:])
+            assert second.recv(1000).startswith(b"HTTP/1.1 200")
+    assert place.hub.inbox.get().hello and place.hub.inbox.get().data == BODY
+
+
+def test_a_late_hello_of_a_process_that_is_gone_does_not_end_the_living_one(place: Place) -> None:
+    old = place.challenge()
+    assert place.hello("a", life="two")[0] == 200
+    assert place.hello("a", challenge=old, life="one")[0] == 401
+    assert place.hello("a", life="two")[0] == 200
+
+
+def test_large_messages_are_sent_to_one_after_the_other_if_that_is_wanted() -> None:
+    turns = Turns(1)
+    assert turns.take(2) and turns.take(2), "who has the turn has it until the end"
+    assert not turns.take(0) and not turns.take(1) and not turns.take(0)
+    assert turns.end(2) == [0, 1] and not turns.take(1), "who asked first is first"
+    assert turns.take(0) and turns.end(0) == [1] and turns.take(1)
+    assert turns.end(5) == [] and not turns.take(3)
+    assert turns.end(3) == [] and turns.end(1) == [] and turns.take(4)
+
+
+def test_who_dies_in_a_turn_keeps_the_others_waiting_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    turns = Turns(1)
+    assert turns.take(0) and not turns.take(1)
+    now += 100
+    assert not turns.take(2)
+    now += 30
+    assert turns.take(2), "worker 1 has not asked again"
+
+
 def test_a_site_that_was_cut_off_finds_its_messages(place: Place) -> None:
     _, session = place.hello("a")
     place.hub.push(
@@ -489,7 +563,7 @@ def test_a_site_goes_through_a_proxy(place: Place, monkeypatch: pytest.MonkeyPat
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{proxy.getsockname()[1]}")
         line = Line(f"https://localhost:{port}", "a", keys.load_key(place.folder / "a.key"), pem)
-        assert line.read(line.post("/v1/challenge")).count(b".") == 2
+        assert line.read(line.post("/v1/challenge")).count(b".") == 3
         assert asked[0].startswith(b"CONNECT localhost:")
         line.close()
         thread.join(10)

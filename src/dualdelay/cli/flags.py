@@ -175,6 +175,8 @@ class Serve:
     """The sites of this run, in the order of the problem's workers; by default all in the file."""
     quorum: MaybeInt = None
     """Begin when so many sites are there; the others join when they come. By default all are waited for."""
+    downloads: MaybeInt = None
+    """How many sites are sent a model at once, by default all; 1 or 2 where it is the server's line that is slow."""
     deadline: float = 600.0
     """Seconds for one job after which the run goes on without a site; it joins again when it is back."""
     gone: Literal["leave", "freeze"] = "leave"

@@ -46,6 +46,7 @@ def serve(flags: Serve) -> None:
         roster=str(flags.sites),
         names=flags.names,
         quorum=flags.quorum,
+        downloads=flags.downloads,
         threads=flags.site_threads,
         faults=FaultPolicy(deadline=flags.deadline, gone=flags.gone, minimum=flags.minimum),
         board=StatusBoard(token),

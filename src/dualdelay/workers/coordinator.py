@@ -406,7 +406,7 @@ class Coordinator(Fleet):
         return model
 
     def _differences_to(self, record: WorkerRecord, model: Model) -> list[Any] | None:
-        """What leads from the model that a process has to this one, in turn; None if the whole is smaller or must be sent."""
+        """What leads from the model that a process has to this one, in turn; None if the whole is to be sent."""
         known, serial, steps = self._differences.get(record.number, {}), model.serial, list[Any]()
         while serial != record.has:
             if serial not in known:

@@ -14,6 +14,8 @@ from .keys import SEAL
 from .wire import Partial, Rooms
 
 _REQUESTS = (2000.0, 4000.0)  # of a site a second, and at once
+_LONGEST_TURN = 120.0  # seconds of being sent something, after which others are not kept waiting any more
+_FORGOTTEN = 45.0  # seconds after which who waited and has not asked again is gone: twice as long as a question is open
 
 
 class Bucket:
@@ -30,6 +32,34 @@ class Bucket:
             return False
         self._left -= 1
         return True
+
+
+class Turns:
+    """Who is sent something large now, and who comes next; first come, first served."""
+
+    def __init__(self, most: int) -> None:
+        """So many at the same time."""
+        self._most = most
+        self._taken: dict[int, float] = {}  # since when
+        self._waiting: dict[int, float] = {}  # when each asked last
+
+    def take(self, worker: int) -> bool:
+        """Whether it is a worker's turn, which it then has; who does not ask again, or takes too long, is passed over."""
+        now = time.monotonic()
+        self._taken = {one: since for one, since in self._taken.items() if now - since < _LONGEST_TURN}
+        self._waiting = {one: asked for one, asked in self._waiting.items() if now - asked < _FORGOTTEN}
+        if worker not in self._taken:
+            self._waiting[worker] = now
+            if worker not in list(self._waiting)[: max(0, self._most - len(self._taken))]:
+                return False
+            del self._waiting[worker]
+            self._taken[worker] = now
+        return True
+
+    def end(self, worker: int) -> list[int]:
+        """A worker has what it was sent, or is gone; gives those who may ask again now."""
+        waited = self._waiting.pop(worker, None)
+        return list(self._waiting) if self._taken.pop(worker, waited) is not None else []
 
 
 class Upload(Partial):
@@ -73,6 +103,7 @@ class SiteBook:
     life: str = ""  # names its process
     former: list[str] = field(default_factory=list)  # processes that another one has taken the place of
     address: str = ""
+    greeted: int = 0  # the number of the challenge that began its session
     seen: float = 0.0  # when it was heard of last, by the monotonic clock
     busy: bool = False  # whether it said that it computes
     outbox: deque[Outgoing] = field(default_factory=deque)

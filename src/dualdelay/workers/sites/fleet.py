@@ -15,6 +15,7 @@ import numpy as np
 from ...core import Problem
 from ...core.compression import size_of
 from ...core.errors import BadInput, require_several
+from ...core.settings import whole
 from ...core.work import Sent
 from ...engine.half import Half, Kept
 from ..messages import (
@@ -43,7 +44,7 @@ from .status import StatusBoard
 log = logging.getLogger("dualdelay")
 
 _ANSWER = 20.0  # seconds in which a site says what it keeps: it travels over the line
-_FAREWELL = 5.0  # seconds in which sites hear that the run has ended
+_FAREWELL = 20.0  # seconds in which sites that were heard of lately hear that the run has ended
 _ROOM = 16 * 2**20  # bytes of a message beside weights, such as evaluations
 
 
@@ -64,6 +65,9 @@ class SiteFleet(WorkerFleet):
     """The file with the sites' public keys, which dualdelay enroll writes. Worker i is its i-th line."""
     names: Sequence[str] = ()
     """The sites of this run, in the order of the workers; by default all that are in the file."""
+    downloads: int | None = whole(None)
+    """How many sites are sent a model at the same time; by default all. 1 or 2 where the server's own line is what is slow:
+    one after the other they have their models sooner, and one receives while another sends."""
     board: StatusBoard = field(default_factory=StatusBoard, repr=False, compare=False)
     """The status page; ``StatusBoard(token)`` has a token of your own, otherwise a new one is drawn."""
 
@@ -123,7 +127,7 @@ class SiteTransport:
             "threads": fleet.threads,
         }
         largest = 8 * (size_of(weights) * 8 // weights.element_size()) + _ROOM  # several tensors and memories in float64
-        self.hub = Hub(keys.Roster(Path(fleet.roster)), names, largest, welcome)
+        self.hub = Hub(keys.Roster(Path(fleet.roster)), names, largest, welcome, fleet.downloads)
         fleet.board.begin(f"{half.name} at {len(names)} sites", lambda: self.hub.sites)
         self.hub.page = fleet.board.page
         paths = (None if path is None else Path(path) for path in (fleet.certificate, fleet.certificate_key))
@@ -322,8 +326,8 @@ class SiteTransport:
             self.hub.ended = "the run has ended."
             for worker in range(len(self._names)):
                 self.hub.push(worker, "end", {"text": self.hub.ended}, alone=True)
-            until = time.monotonic() + _FAREWELL
-            there = [site for site in self.hub.sites if site.waiting is not None]
-            while any(site.outbox for site in there) and time.monotonic() < until:
+            now = time.monotonic()
+            there = [site for site in self.hub.sites if site.session and now - site.seen < 2 * POLL]
+            while any(site.outbox for site in there) and time.monotonic() < now + _FAREWELL:
                 time.sleep(0.02)
         self.served.close()

@@ -11,6 +11,7 @@ import asyncio
 import datetime
 import hashlib
 import hmac
+import itertools
 import json
 import logging
 import queue
@@ -25,7 +26,7 @@ from urllib.parse import parse_qsl
 
 from ...core.version import __version__
 from . import keys, wire
-from .books import Bucket, Incoming, Outgoing, SiteBook, Upload
+from .books import Bucket, Incoming, Outgoing, SiteBook, Turns, Upload
 from .status import POLICY
 
 log = logging.getLogger("dualdelay")
@@ -57,14 +58,24 @@ class Refusal(Exception):
 class Hub:
     """The application, and the books of all sites. The coordinator's thread calls ``push`` and reads ``inbox``."""
 
-    def __init__(self, roster: keys.Roster, names: Sequence[str], largest: int, welcome: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        roster: keys.Roster,
+        names: Sequence[str],
+        largest: int,
+        welcome: Mapping[str, Any],
+        downloads: int | None = None,
+    ) -> None:
+        """For these sites, whose messages have so many bytes at most; so many of them are sent a large one at once."""
         self.sites = [SiteBook(name, worker) for worker, name in enumerate(names)]
         self.inbox: queue.SimpleQueue[Incoming] = queue.SimpleQueue()
         self.page: Callable[[str, str], tuple[int, str, bytes] | None] = lambda path, token: None
         self._by_name = {site.name: site for site in self.sites}
         self._roster, self._largest, self._welcome = roster, largest, welcome
         self._rooms = wire.Rooms()
+        self._turns = None if downloads is None else Turns(downloads)
         self._secret = secrets.token_bytes(32)
+        self._serials = itertools.count(1)
         self._answered: dict[str, float] = {}  # challenges, until they are out of date
         self._strangers: dict[str, Bucket] = {}
         self._lock = threading.Lock()
@@ -176,13 +187,14 @@ class Hub:
 
     def _challenge(self) -> str:
         """A number that was never used before, with what shows that it is ours and not old."""
-        head = f"{secrets.token_hex(16)}.{int(time.monotonic() + _CHALLENGE)}"
+        head = f"{next(self._serials)}.{secrets.token_hex(16)}.{int(time.monotonic() + _CHALLENGE)}"
         return f"{head}.{self._mark(head)}"
 
     def _mark(self, head: str) -> str:
         return hmac.new(self._secret, head.encode(), "sha256").hexdigest()
 
-    def _require_new(self, challenge: str) -> None:
+    def _require_new(self, challenge: str, site: SiteBook) -> None:
+        """Refuse an answer that is old, was heard before, or is older than the one that began the session."""
         head, _, mark = challenge.rpartition(".")
         now, end = time.monotonic(), head.rpartition(".")[2]
         self._answered = {one: until for one, until in self._answered.items() if until > now}
@@ -190,6 +202,10 @@ class Hub:
             raise Refusal(401, "the challenge is not one of this server's, or too old; ask for another.")
         if challenge in self._answered:
             raise Refusal(401, "the challenge was answered before; ask for another.")
+        serial = int(head.partition(".")[0])
+        if serial < site.greeted:  # of a process that is gone; it was long on its way
+            raise Refusal(401, "a later challenge was answered since; ask for another.")
+        site.greeted = serial
 
     def _require_signed(self, name: str, signature: str, text: bytes, address: str) -> SiteBook:
         """The site that has signed this, if its key is valid here and now."""
@@ -218,7 +234,7 @@ class Hub:
         if query.get("digest") != hashlib.sha256(body).hexdigest():
             raise Refusal(400, "the message is not the one that was signed.")
         site = self._require_signed(name, signature, keys.signed_text(target, name, challenge, count), address)
-        self._require_new(challenge)
+        self._require_new(challenge, site)
         self._answered[challenge] = time.monotonic() + _CHALLENGE
         try:
             kind, fields = wire.decode(body)
@@ -255,6 +271,7 @@ class Hub:
             site.taken = site.sent = 0
             if site.waiting is not None:
                 site.waiting.set()
+        self._end_turn(site)
         self.inbox.put(Incoming(site.worker, site.session, hello=True))
         answer = wire.encode("welcome", {**self._welcome, "session": site.session, "exchange": told, "worker": site.worker})
         await _respond_pieces(send, 200, answer, {})
@@ -305,6 +322,8 @@ class Hub:
                     raise Refusal(401, "there is no such session any more; say hello again.")
                 if site.waiting is not mine:
                     first, left = None, 0.0
+                elif first is not None and self._turns is not None and first.size > _SMALL:
+                    first = first if self._turns.take(site.worker) else None
                 if first is not None or left <= 0:
                     break
                 mine.clear()
@@ -317,13 +336,21 @@ class Hub:
             await _respond(send, 204, b"")
         else:
             site.bytes_down += first.size
-            await _respond_pieces(send, 200, first.pieces, {"x-number": str(first.number), "x-size": str(first.size)})
+            await _hand_over(send, first, 0)
 
     def _acknowledge(self, site: SiteBook, number: int) -> None:
         """The site has all messages up to this number."""
         with self._lock:
             while site.outbox and site.outbox[0].number <= number:
                 site.outbox.popleft()
+            still = bool(site.outbox)
+        if not still:
+            self._end_turn(site)
+
+    def _end_turn(self, site: SiteBook) -> None:
+        """A site has what it was sent, or is gone: it is the next one's turn."""
+        for other in self._turns.end(site.worker) if self._turns is not None else ():
+            _set(self.sites[other])
 
     async def _fetch(self, site: SiteBook, query: Mapping[str, str], send: Send) -> None:
         """Send the rest of a message whose beginning the site has."""
@@ -332,9 +359,7 @@ class Hub:
             message = next((one for one in site.outbox if one.number == number), None)
         if message is None or not 0 <= offset <= message.size:
             raise Refusal(410, "that message is not needed any more.")
-        await _respond_pieces(
-            send, 200, wire.part_of(message.pieces, offset), {"x-number": str(number), "x-size": str(message.size)}
-        )
+        await _hand_over(send, message, offset)
 
     # --- from a site ---
 
@@ -367,13 +392,20 @@ class Hub:
         if not length.isdigit() or int(length) > size - offset:
             raise Refusal(400, "the body has another length than the message.")
         async for piece in _pieces(receive):
+            if site.session != session:
+                break
+            if offset != upload.have:  # the site has given this request up, and another one goes on
+                await _have(send, upload.have, size, 409)
+                return
             if upload.have + len(piece) > size:
                 raise Refusal(413, "the body is longer than was said.")
             upload.add(piece)
+            offset += len(piece)
             site.bytes_up += len(piece)
             site.seen = time.monotonic()
-        if upload.have == size:
-            site.uploads.pop(number, None)
+        if site.session != session:  # what comes late from an earlier one takes no number of this one
+            raise Refusal(401, "there is no such session any more; say hello again.")
+        if upload.have == size and site.uploads.pop(number, None) is upload:
             content = upload.opened()
             if content is None:
                 log.warning("a message of %s was refused at %s: it is not what the site has sent", site.name, site.address)
@@ -457,6 +489,12 @@ async def _drained(receive: Receive, most: int) -> None:
         read += len(piece)
         if read > most:
             raise Refusal(413, "the body is longer than was said.")
+
+
+async def _hand_over(send: Send, message: Outgoing, offset: int) -> None:
+    """Send a message from an offset on."""
+    pieces = wire.part_of(message.pieces, offset)
+    await _respond_pieces(send, 200, pieces, {"x-number": str(message.number), "x-size": str(message.size)})
 
 
 async def _have(send: Send, have: int, size: int, status: int = 200) -> None:

@@ -260,11 +260,12 @@ class Site:
         """Send a message in parts, each from where the server has got to."""
         if letter.session is not session:  # what it answers was asked in an earlier session
             return
+        is_known, have = not letter.number, 0
         if not letter.number:
             letter.begin()
-        have = 0
         while have < letter.size:
-            query, most = {"number": letter.number, "size": letter.size, "offset": have}, min(_PART, letter.size - have)
+            most = min(_PART, letter.size - have) if is_known else 0  # after a cut it is asked how much is there
+            query, is_known = {"number": letter.number, "size": letter.size, "offset": have}, True
             response = self.line.ask(session, "/v1/send", query, letter.part(have, most), most)
             before, have = have, self.line.read_number(response, "have")
             self.line.traffic.up += max(0, have - before)
