@@ -96,10 +96,10 @@ class State:
             for out, part in blocks(gradient, direction):
                 torch.div(part, over, out=out)
             self.weights = self.optimizer.step(self.weights.clone() if self.lent else self.weights, gradient, lr)
+        elif direction.dtype == self.weights.dtype:
+            self.weights = torch.add(self.weights, direction, alpha=-(lr / over), out=None if self.lent else self.weights)
         elif self.lent and direction.numel() <= BLOCK:
-            same = direction.dtype == self.weights.dtype  # a conversion to the same type is a call all the same
-            part = direction if same else direction.to(self.weights.dtype)
-            self.weights = torch.add(self.weights, part, alpha=-(lr / over))
+            self.weights = torch.add(self.weights, direction.to(self.weights.dtype), alpha=-(lr / over))
         else:
             new = torch.empty_like(self.weights) if self.lent else self.weights
             for out, x, part in blocks(new, self.weights, direction):

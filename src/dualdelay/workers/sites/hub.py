@@ -21,7 +21,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 from ...core.version import __version__
@@ -40,8 +40,10 @@ _MOST_UPLOADS = 8  # messages of one site that may be on their way
 _FORMER = 1000  # processes of a site that are remembered
 _TIDY = 10_000  # addresses that are remembered
 _PIECE = 2**20  # bytes that are handed to a connection at once
+_LOOK = 1.0  # seconds between two looks at the clock
 _STALLED = 120.0  # seconds in which a connection has to take or bring the next bytes
 
+T = TypeVar("T")
 Scope = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -161,7 +163,7 @@ class Hub:
         name, session, count, signature = _authorization(headers)
         if path == "/v1/hello":
             self._require_few(address)
-            body = await _body(receive, _SMALL, headers)
+            body = await _in_time(_body(receive, _SMALL, headers))
             await self._hello(send, address, (name, session, count, signature), target, query, body)
             return
         site = self._known(name, session, count, signature, target, address)
@@ -377,7 +379,7 @@ class Hub:
         if not keys.SEAL < size <= self._largest:
             raise Refusal(413, f"a message of {size} bytes is larger than one of this run can be, {self._largest} bytes.")
         if number <= site.taken:
-            await _drained(receive, size)
+            await _in_time(_drained(receive, size))
             await _have(send, size, size)
             return
         if number not in site.uploads and len(site.uploads) >= _MOST_UPLOADS:
@@ -391,18 +393,26 @@ class Hub:
         length = headers.get("content-length", "")
         if not length.isdigit() or int(length) > size - offset:
             raise Refusal(400, "the body has another length than the message.")
-        async for piece in _pieces(receive):
-            if site.session != session:
-                break
-            if offset != upload.have:  # the site has given this request up, and another one goes on
-                await _have(send, upload.have, size, 409)
-                return
-            if upload.have + len(piece) > size:
-                raise Refusal(413, "the body is longer than was said.")
-            upload.add(piece)
-            offset += len(piece)
-            site.bytes_up += len(piece)
-            site.seen = time.monotonic()
+        try:
+            looked = time.monotonic()
+            async with asyncio.timeout(_STALLED) as limit:
+                async for piece in _pieces(receive):
+                    if site.session != session:
+                        break
+                    if offset != upload.have:  # the site has given this request up, and another one goes on
+                        await _have(send, upload.have, size, 409)
+                        return
+                    if upload.have + len(piece) > size:
+                        raise Refusal(413, "the body is longer than was said.")
+                    upload.add(piece)
+                    offset += len(piece)
+                    site.bytes_up += len(piece)
+                    site.seen = time.monotonic()
+                    if site.seen > looked + _LOOK:  # not for every piece: that takes as long as to take it
+                        limit.reschedule(asyncio.get_running_loop().time() + _STALLED)
+                        looked = site.seen
+        except TimeoutError:
+            raise _too_slow() from None
         if site.session != session:  # what comes late from an earlier one takes no number of this one
             raise Refusal(401, "there is no such session any more; say hello again.")
         if upload.have == size and site.uploads.pop(number, None) is upload:
@@ -458,17 +468,25 @@ def _authorization(headers: Mapping[str, str]) -> tuple[str, str, int, str]:
 async def _pieces(receive: Receive) -> Any:
     """The body of a request as it comes."""
     while True:
-        try:
-            async with asyncio.timeout(_STALLED):
-                message = await receive()
-        except TimeoutError:
-            raise Refusal(408, f"nothing came for {_STALLED:g} s.", connection="close") from None
+        message = await receive()
         if message["type"] == "http.disconnect":
             raise _Cut
         if message.get("body"):
             yield message["body"]
         if not message.get("more_body"):
             return
+
+
+def _too_slow() -> Refusal:
+    return Refusal(408, f"nothing came for {_STALLED:g} s.", connection="close")
+
+
+async def _in_time(work: Awaitable[T]) -> T:
+    try:
+        async with asyncio.timeout(_STALLED):
+            return await work
+    except TimeoutError:
+        raise _too_slow() from None
 
 
 async def _body(receive: Receive, most: int, headers: Mapping[str, str]) -> bytes:
