@@ -177,7 +177,7 @@ class Hub:
         elif path == "/v1/fetch":
             await self._fetch(site, query, send)
         else:
-            await self._take(site, session, query, headers, receive, send)
+            await self._take(site, session, query, headers, scope, receive, send)
 
     def _require_few(self, address: str) -> None:
         if len(self._strangers) > _TIDY:
@@ -371,6 +371,7 @@ class Hub:
         session: str,
         query: Mapping[str, str],
         headers: Mapping[str, str],
+        scope: Scope,
         receive: Receive,
         send: Send,
     ) -> None:
@@ -393,26 +394,17 @@ class Hub:
         length = headers.get("content-length", "")
         if not length.isdigit() or int(length) > size - offset:
             raise Refusal(400, "the body has another length than the message.")
+        taken = Taken(site, session, upload, offset)
         try:
-            looked = time.monotonic()
-            async with asyncio.timeout(_STALLED) as limit:
+            async with asyncio.timeout(_STALLED) as taken.limit:
+                scope["extensions"]["take"] = taken.add  # what is here already comes first, and then each piece at once
                 async for piece in _pieces(receive):
-                    if site.session != session:
-                        break
-                    if offset != upload.have:  # the site has given this request up, and another one goes on
-                        await _have(send, upload.have, size, 409)
-                        return
-                    if upload.have + len(piece) > size:
-                        raise Refusal(413, "the body is longer than was said.")
-                    upload.add(piece)
-                    offset += len(piece)
-                    site.bytes_up += len(piece)
-                    site.seen = time.monotonic()
-                    if site.seen > looked + _LOOK:  # not for every piece: that takes as long as to take it
-                        limit.reschedule(asyncio.get_running_loop().time() + _STALLED)
-                        looked = site.seen
+                    taken.add(piece)
         except TimeoutError:
             raise _too_slow() from None
+        if taken.overtaken:
+            await _have(send, upload.have, size, 409)
+            return
         if site.session != session:  # what comes late from an earlier one takes no number of this one
             raise Refusal(401, "there is no such session any more; say hello again.")
         if upload.have == size and site.uploads.pop(number, None) is upload:
@@ -437,6 +429,31 @@ _PAGE_HEADERS = {
 def _set(site: SiteBook) -> None:
     if site.waiting is not None:
         site.waiting.set()
+
+
+class Taken:
+    """The body of a request, on its way into a message. It is called for every piece, without a detour over a task."""
+
+    limit: asyncio.Timeout
+
+    def __init__(self, site: SiteBook, session: str, upload: Upload, offset: int) -> None:
+        self._site, self._session, self._upload, self._offset = site, session, upload, offset
+        self._looked = time.monotonic()
+        self.overtaken = False  # whether the site has given this request up, and another one goes on
+
+    def add(self, piece: bytes) -> None:
+        """Take the next bytes; those of a session that is over, or of a request that was given up, are left."""
+        site, upload = self._site, self._upload
+        self.overtaken = self.overtaken or self._offset != upload.have
+        if self.overtaken or site.session != self._session:
+            return
+        upload.add(piece)
+        self._offset += len(piece)
+        site.bytes_up += len(piece)
+        site.seen = time.monotonic()
+        if site.seen > self._looked + _LOOK:
+            self.limit.reschedule(asyncio.get_running_loop().time() + _STALLED)
+            self._looked = site.seen
 
 
 class _Cut(Exception):

@@ -20,7 +20,7 @@ from . import keys, wire
 
 _CONNECT = 15.0  # seconds to reach the server
 _STALLED = 40.0  # seconds without a byte after which a connection is given up; longer than the server lets a site wait
-_STEP = 2**20  # bytes that are sent at once
+_STEP = 2**18  # bytes that are sent at once, and still in the cache when they are sealed
 
 
 class Refused(BadInput):

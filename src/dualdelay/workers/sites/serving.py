@@ -163,6 +163,14 @@ def _bounded_protocol() -> Any:
                 self._count(len(name) + len(value))
             super().on_header(name, value)
 
+        def on_body(self, body: bytes) -> None:
+            extensions: Any = self.scope["extensions"]
+            take = extensions.get("take")
+            if take is None:
+                super().on_body(body)
+            else:
+                take(body)  # at once: handing it to a task takes longer than to take it
+
         def on_headers_complete(self) -> None:
             self._end_head()
             super().on_headers_complete()
