@@ -3,7 +3,7 @@
     python benchmarks/sites.py                        # all cases, about six minutes on two cores
     python benchmarks/sites.py --cases lenet --rounds 5
     python benchmarks/sites.py --cases line           # 50 Mbit/s and 50 ms, plain and in bytes
-    python benchmarks/sites.py --cases many           # 5 and 50 sites: time per update and memory of the server
+    python benchmarks/sites.py --cases many           # 5 to 250 sites: time per update and memory of the server
 
 Vanilla, on loopback without TLS, as Ray is there: a LeNet on random images of CIFAR's shape, batch 64, with four workers,
 or a constant gradient of a million or ten million float32 numbers with two, where only the server and the line count. Each
@@ -29,6 +29,7 @@ from pathlib import Path
 from socket import SHUT_WR, create_connection, create_server, socket
 from typing import Any
 
+import torch
 from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
@@ -131,7 +132,9 @@ class Enough(Exception):
     """The last arrival that counts is there."""
 
 
-def gradients_per_second(problem: dd.Problem, fleet: Any, first: int, last: int, **server: Any) -> float:
+def gradients_per_second(
+    problem: dd.Problem, fleet: Any, first: int, last: int, method: Any = None, **server: Any
+) -> float:
     marks: list[float] = []
     count = 0
 
@@ -146,7 +149,7 @@ def gradients_per_second(problem: dd.Problem, fleet: Any, first: int, last: int,
     never = dd.Evaluation(every=10**9)
     with suppress(Enough):
         dd.train(
-            dd.VanillaASGD(lr=LR), problem, fleet, updates=10**9, evaluation=never, server=dd.Server(**server),
+            method or dd.VanillaASGD(lr=LR), problem, fleet, updates=10**9, evaluation=never, server=dd.Server(**server),
             watch=dd.Reporting([watch], progress=False),
         )  # fmt: skip
     return (last - first) / (marks[1] - marks[0])
@@ -188,16 +191,51 @@ def over_a_line() -> None:
         print(cells, flush=True)
 
 
-def with_many() -> None:
-    """Sites whose gradients cost nothing."""
-    import resource
+class Some(dd.VanillaASGD):
+    """Vanilla ASGD with the first workers alone; the others wait."""
 
-    print("\n1,000 weights: sites at work, microseconds per update, and the server's memory at most")
-    for busy in (5, 50):
-        with sites("tiny", busy) as fleet:
-            rate = gradients_per_second(problem_of("tiny", busy), fleet, 100, 1100)
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-        print(f"{busy:6d} {1e6 / rate:10.0f} us {memory:8.2f} GB", flush=True)
+    def first(self, s: Any) -> list[Any]:
+        return list(super().first(s))[:BUSY]
+
+
+BUSY = 0  # of Some
+
+
+def be_many(url: str, folder: str, first: int, last: int, workers: int) -> None:
+    """Several sites in the threads of one process: as processes of their own they would need more memory than is here."""
+
+    def prepare(run: Mapping[str, Any]) -> tuple[dd.Problem, Half]:
+        return problem_of("tiny", workers), Half(dd.VanillaASGD(lr=LR), run["uplink"])
+
+    torch.set_num_threads(1)
+    names = [f"site-{worker}" for worker in range(first, last)]
+    for name in names:
+        threading.Thread(target=Site(url, name, Path(folder) / f"{name}.key", prepare).run, daemon=True).start()
+    time.sleep(600)
+
+
+def with_many() -> None:
+    """Sites whose gradients cost nothing, some at work and others idle."""
+    global BUSY
+    print("\n1,000 weights\nat work    idle   microseconds per update   the server's memory")
+    for busy, idle in ((5, 0), (50, 0), (50, 200)):
+        BUSY, workers = busy, busy + idle
+        with tempfile.TemporaryDirectory() as folder:
+            port, roster = free_port(), Path(folder) / "sites.txt"
+            for worker in range(workers):
+                keys.enroll(f"site-{worker}", roster, Path(folder) / f"site-{worker}.key")
+            fleet = dd.SiteFleet(listen=f"127.0.0.1:{port}", roster=str(roster))
+            words = [sys.executable, __file__, "--be-many", f"http://127.0.0.1:{port}", folder]
+            shares = [range(first, min(first + 50, workers)) for first in range(0, workers, 50)]
+            started = [subprocess.Popen([*words, str(s.start), str(s.stop), str(workers)]) for s in shares]
+            try:
+                rate = gradients_per_second(problem_of("tiny", workers), fleet, 500, 3500, method=Some(lr=LR))
+            finally:
+                for process in started:
+                    process.kill()
+                    process.wait()
+        memory = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e9
+        print(f"{busy:7d} {idle:7d} {1e6 / rate:25.0f} {memory:18.2f} GB", flush=True)
 
 
 def main() -> None:
@@ -205,10 +243,14 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=["lenet", "1M", "10M", "line", "many"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--be", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--be-many", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.be:
         *words, workers = options.be
         be_a_site(*words, int(workers))
+        return
+    if options.be_many:
+        be_many(*options.be_many[:2], *map(int, options.be_many[2:]))
         return
     if chosen := [case for case in options.cases if case in WORKERS]:
         against_ray(chosen, options.rounds)

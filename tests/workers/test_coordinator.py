@@ -116,7 +116,7 @@ def test_a_warning_names_the_workers_whose_processes_take_long_to_start(caplog):
     VirtualRun(DUDE(), fleet=fleet_of(start_seconds=lambda worker, incarnation: 40.0 if worker == 1 else 0.05)).go(20)
     warnings = [record.getMessage() for record in caplog.records if "still waiting" in record.getMessage()]
     assert [text[:10] for text in warnings] == ["after 15 s", "after 30 s"]
-    assert all("workers [1] to start" in text for text in warnings)
+    assert all("workers 1 to start" in text for text in warnings)
 
 
 def test_a_worker_that_left_by_a_fault_is_present_when_a_resumed_run_begins():

@@ -570,6 +570,12 @@ def test_a_site_goes_through_a_proxy(place: Place, monkeypatch: pytest.MonkeyPat
     served.close()
 
 
+def test_a_site_waits_longer_than_the_server_lets_it_wait(place: Place) -> None:
+    line = Line(place.served.url, "a", keys.load_key(place.folder / "a.key"))
+    assert line.timeout.total is None and line.timeout.connect_timeout < hubs.POLL < line.timeout.read_timeout
+    line.close()
+
+
 def test_waiting_ends_after_a_while_and_a_newer_request_takes_over(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hubs, "POLL", 0.3)
     _, session = place.hello("a")

@@ -55,6 +55,7 @@ _CHECK = 0.1  # seconds between two looks at who is late
 _DEAF = 1.0  # seconds between two calls of receive that count as listening; what the server slept beyond is no one's delay
 _REMINDER = 15.0  # seconds of waiting for processes after which, again and again, a warning names them
 _GRADIENTS_PER_PIECE = 16  # gradients' worth of samples that a worker evaluates in one request, where it evaluates all
+_NAMED = 20  # workers that one line names
 _DIFFERENCES = 8  # of models for one worker that are kept, in case that it has not had the last ones
 _ASKED = "it was asked to"  # as in engine.result.PLANNED: nothing is wrong with such a worker
 
@@ -146,8 +147,9 @@ class Coordinator(Fleet):
             self._receive(0.2)
             if self.now > reminder:
                 reminder += _REMINDER
-                late = [r.number for r in self.records if r.status in (Status.STARTING, Status.OVERDUE)]
-                log.warning("after %.0f s still waiting for the processes of workers %s to start", self.now, late)
+                late = [str(r.number) for r in self.records if r.status in (Status.STARTING, Status.OVERDUE)]
+                named = ", ".join(late[:_NAMED]) + (f" and {len(late) - _NAMED} more" if len(late) > _NAMED else "")
+                log.warning("after %.0f s still waiting for the processes of workers %s to start", self.now, named)
         self._beginning = False
         self._began = self._transport.now() - now
         self._checked = -math.inf  # wishes are looked at first

@@ -81,7 +81,8 @@ class Line:
             raise BadInput(
                 f"{self.url} is no https: others could read and change what is sent; http is for loopback alone."
             )
-        options: dict[str, Any] = {"maxsize": 4, "retries": False, "timeout": urllib3.Timeout(_CONNECT, _STALLED)}
+        self.timeout = urllib3.Timeout(connect=_CONNECT, read=_STALLED)
+        options: dict[str, Any] = {"maxsize": 4, "retries": False, "timeout": self.timeout}
         if parts.scheme == "https":
             options["ssl_context"] = _context(self.certificate)
         proxy = None if proxy_bypass(parts.hostname) else getproxies().get(parts.scheme)
