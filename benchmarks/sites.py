@@ -23,6 +23,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -37,10 +38,12 @@ from dualdelay.engine.half import Half
 from dualdelay.runs.names import rebuild
 from dualdelay.workers.sites import keys
 from dualdelay.workers.sites.site import Site
+from dualdelay.workers.sites.status import StatusBoard
 from ray_updates import BATCH, LR, UPDATES, WEIGHTS, Constant, images, lenet, ray_here
 
 RATE, LATENCY = 50e6 / 8, 0.05  # bytes a second each way, and seconds there and back
 GOALS = {"lenet": 0.95, "1M": 0.7, "10M": 0.7}
+TOKEN = "of the status page"
 WORKERS = {"lenet": 4, "1M": 2, "10M": 2}
 
 
@@ -191,6 +194,30 @@ def over_a_line() -> None:
         print(cells, flush=True)
 
 
+class Looker:
+    """Somebody who reads the status page four times a second, from the first time that there is one."""
+
+    def __init__(self, url: str) -> None:
+        """At this address."""
+        self._url, self._seconds, self._over = url, list[float](), threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+
+    def _look(self) -> None:
+        while not self._over.wait(0.25):
+            begin = time.perf_counter()
+            with suppress(OSError):
+                request = urllib.request.Request(self._url, headers={"authorization": f"Bearer {TOKEN}"})
+                urllib.request.urlopen(request, timeout=20).read()
+                self._seconds.append(time.perf_counter() - begin)
+
+    def end(self) -> list[float]:
+        """The seconds of each look."""
+        self._over.set()
+        self._thread.join()
+        return self._seconds
+
+
 class Some(dd.VanillaASGD):
     """Vanilla ASGD with the first workers alone; the others wait."""
 
@@ -217,25 +244,29 @@ def be_many(url: str, folder: str, first: int, last: int, workers: int) -> None:
 def with_many() -> None:
     """Sites whose gradients cost nothing, some at work and others idle."""
     global BUSY
-    print("\n1,000 weights\nat work    idle   microseconds per update   the server's memory")
+    print("\n1,000 weights\nat work    idle   microseconds per update   the server's memory   status page, s: median, max")
     for busy, idle in ((5, 0), (50, 0), (50, 200)):
         BUSY, workers = busy, busy + idle
         with tempfile.TemporaryDirectory() as folder:
             port, roster = free_port(), Path(folder) / "sites.txt"
             for worker in range(workers):
                 keys.enroll(f"site-{worker}", roster, Path(folder) / f"site-{worker}.key")
-            fleet = dd.SiteFleet(listen=f"127.0.0.1:{port}", roster=str(roster))
+            fleet = dd.SiteFleet(listen=f"127.0.0.1:{port}", roster=str(roster), board=StatusBoard(TOKEN))
+            looker = Looker(f"http://127.0.0.1:{port}/status.json")
             words = [sys.executable, __file__, "--be-many", f"http://127.0.0.1:{port}", folder]
             shares = [range(first, min(first + 50, workers)) for first in range(0, workers, 50)]
-            started = [subprocess.Popen([*words, str(s.start), str(s.stop), str(workers)]) for s in shares]
+            quiet = subprocess.DEVNULL
+            started = [subprocess.Popen([*words, str(s.start), str(s.stop), str(workers)], stderr=quiet) for s in shares]
             try:
                 rate = gradients_per_second(problem_of("tiny", workers), fleet, 500, 3500, method=Some(lr=LR))
             finally:
                 for process in started:
                     process.kill()
                     process.wait()
+        looks = looker.end()
         memory = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e9
-        print(f"{busy:7d} {idle:7d} {1e6 / rate:25.0f} {memory:18.2f} GB", flush=True)
+        cells = f"{statistics.median(looks):19.3f}, {max(looks):.3f}"
+        print(f"{busy:7d} {idle:7d} {1e6 / rate:25.0f} {memory:18.2f} GB {cells}", flush=True)
 
 
 def main() -> None:
