@@ -2,6 +2,7 @@
 
     python benchmarks/sites.py                        # all cases, about six minutes on two cores
     python benchmarks/sites.py --cases lenet --rounds 5
+    python benchmarks/sites.py --cases lenet 1M 10M --tls
     python benchmarks/sites.py --cases line           # 50 Mbit/s and 50 ms, plain and in bytes
     python benchmarks/sites.py --cases many           # 5 to 250 sites: time per update and memory of the server
 
@@ -53,11 +54,21 @@ def problem_of(case: str, workers: int) -> dd.Problem:
     return Constant(workers, WEIGHTS.get(case, 1000))
 
 
-def be_a_site(url: str, name: str, key: str, case: str, workers: int) -> None:
+def be_a_site(url: str, name: str, key: str, case: str, workers: int, certificate: str = "") -> None:
     def prepare(run: Mapping[str, Any]) -> tuple[dd.Problem, Half]:
         return problem_of(case, workers), Half(rebuild("algorithm", run["algorithm"]), run["uplink"])
 
-    Site(url, name, Path(key), prepare).run()
+    Site(url, name, Path(key), prepare, Path(certificate) if url.startswith("https") else None).run()
+
+
+def certificate_in(folder: str) -> dict[str, str]:
+    """A certificate that signs itself, and its key."""
+    files = {"certificate": f"{folder}/server.pem", "certificate_key": f"{folder}/server-key.pem"}
+    name = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    out = ["-out", files["certificate"], "-keyout", files["certificate_key"]]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *name, *out]
+    subprocess.run(command, check=True, capture_output=True)
+    return files
 
 
 def free_port() -> int:
@@ -66,17 +77,26 @@ def free_port() -> int:
 
 
 @contextmanager
-def sites(case: str, workers: int, slow: bool = False, **settings: Any) -> Iterator[dd.SiteFleet]:
+def sites(case: str, workers: int, *, slow: bool = False, tls: bool = False, **settings: Any) -> Iterator[dd.SiteFleet]:
     """Sites of this machine, which dial the server or a slow line to it."""
     with tempfile.TemporaryDirectory() as folder:
         port, roster, started = free_port(), Path(folder) / "sites.txt", []
         for worker in range(workers):
             keys.enroll(f"site-{worker}", roster, Path(folder) / f"site-{worker}.key")
         line = Line(port) if slow else None
-        url = f"http://127.0.0.1:{line.port if line else port}"
+        url = f"{'https://localhost' if tls else 'http://127.0.0.1'}:{line.port if line else port}"
+        settings |= certificate_in(folder) if tls else {}
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         for worker in range(workers):
-            words = ["--be", url, f"site-{worker}", f"{folder}/site-{worker}.key", case, str(workers)]
+            words = [
+                "--be",
+                url,
+                f"site-{worker}",
+                f"{folder}/site-{worker}.key",
+                case,
+                str(workers),
+                f"{folder}/server.pem",
+            ]
             started.append(subprocess.Popen([sys.executable, __file__, *words], env=environment, stderr=subprocess.DEVNULL))
         try:
             yield dd.SiteFleet(listen=f"127.0.0.1:{port}", roster=str(roster), **settings)
@@ -158,7 +178,7 @@ def gradients_per_second(
     return (last - first) / (marks[1] - marks[0])
 
 
-def against_ray(cases: list[str], rounds: int) -> None:
+def against_ray(cases: list[str], rounds: int, tls: bool) -> None:
     print("gradients per second  workers      Ray    sites   ratio   goal")
     for case in cases:
         workers, (first, last) = WORKERS[case], UPDATES[case]
@@ -166,7 +186,7 @@ def against_ray(cases: list[str], rounds: int) -> None:
         for _ in range(rounds):
             with ray_here(workers):
                 ray = gradients_per_second(problem_of(case, workers), dd.RayFleet(cpus=0.5), first, last)
-            with sites(case, workers) as fleet:
+            with sites(case, workers, tls=tls) as fleet:
                 turns.append((ray, gradients_per_second(problem_of(case, workers), fleet, first, last)))
         ray, ours = (statistics.median(column) for column in zip(*turns, strict=True))
         ratio = statistics.median(b / a for a, b in turns)
@@ -273,18 +293,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", default=["lenet", "1M", "10M", "line", "many"])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--be", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--tls", action="store_true", help="as sites do it elsewhere; Ray then still goes without")
+    parser.add_argument("--be", nargs=6, help=argparse.SUPPRESS)
     parser.add_argument("--be-many", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.be:
-        *words, workers = options.be
-        be_a_site(*words, int(workers))
+        *words, workers, certificate = options.be
+        be_a_site(*words, int(workers), certificate)
         return
     if options.be_many:
         be_many(*options.be_many[:2], *map(int, options.be_many[2:]))
         return
     if chosen := [case for case in options.cases if case in WORKERS]:
-        against_ray(chosen, options.rounds)
+        against_ray(chosen, options.rounds, options.tls)
     if "line" in options.cases:
         over_a_line()
     if "many" in options.cases:

@@ -347,6 +347,21 @@ def test_bytes_that_are_no_requests_leave_nothing_behind(place: Place) -> None:
         time.sleep(0.05)
 
 
+def test_a_file_of_sites_that_cannot_be_read_keeps_everybody_out_until_it_can(place: Place, caplog: Any) -> None:
+    _, session = place.hello("a")
+    good, target = place.roster.read_text(), "/v1/bye?ack=0"
+    place.roster.write_text(f"{good}a line that is none\n")
+    for count in (1, 2):
+        assert place.ask("a", target, session, count) == (
+            503,
+            "the server cannot read its file of sites; its log says why.",
+        )
+    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    assert len(said) == 1 and said[0].startswith("sites are not let in: line 4 of"), "one line, and no traceback"
+    place.roster.write_text(good)
+    assert place.ask("a", target, session, 3)[0] == 200
+
+
 def test_no_clock_takes_part(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time of day jumps by hours whenever somebody looks at it."""
     now, jumps = time.time(), itertools.cycle((-86_400.0, 0.0, 50_000.0))

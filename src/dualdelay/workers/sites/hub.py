@@ -24,6 +24,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
+from ...core.errors import BadInput
 from ...core.version import __version__
 from . import keys, wire
 from .books import Bucket, Incoming, Outgoing, SiteBook, Turns, Upload
@@ -82,6 +83,7 @@ class Hub:
         self._strangers: dict[str, Bucket] = {}
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._trouble = ""  # with the file of sites, that was told last
         self.ended = ""  # what sites are told once the run has ended
         self.closing = False
 
@@ -133,6 +135,11 @@ class Hub:
             await _respond(send, refusal.status, refusal.text.encode(), headers)
         except _Cut:
             scope["extensions"]["abort"]()  # what it has not taken is not waited for
+        except BadInput as error:  # of the file of sites, which somebody is writing, perhaps
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                log.error("sites are not let in: %s", error)
+            await _respond(send, 503, b"the server cannot read its file of sites; its log says why.")
         except Exception:
             log.exception("the server could not answer a request from %s", (scope.get("client") or ("?",))[0])
             await _respond(send, 500, b"the server could not answer; its log says why.")
@@ -171,6 +178,7 @@ class Hub:
             await self._next(site, session, query, send)
         elif path == "/v1/bye":
             self._acknowledge(site, _whole(query, "ack"))
+            self._end_turn(site)
             site.session = ""
             self.inbox.put(Incoming(site.worker, site.session, bye=True))
             await _respond(send, 200, b"")
