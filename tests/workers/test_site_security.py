@@ -352,10 +352,8 @@ def test_a_file_of_sites_that_cannot_be_read_keeps_everybody_out_until_it_can(pl
     good, target = place.roster.read_text(), "/v1/bye?ack=0"
     place.roster.write_text(f"{good}a line that is none\n")
     for count in (1, 2):
-        assert place.ask("a", target, session, count) == (
-            503,
-            "the server cannot read its file of sites; its log says why.",
-        )
+        status, text = place.ask("a", target, session, count)
+        assert (status, text) == (503, "the server cannot read its file of sites; its log says why.")
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
     assert len(said) == 1 and said[0].startswith("sites are not let in: line 4 of"), "one line, and no traceback"
     place.roster.write_text(good)
