@@ -6,9 +6,11 @@ import datetime
 import random
 import stat
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -202,3 +204,39 @@ def test_keys_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
         wrong.chmod(0o600)
         with pytest.raises(dd.BadInput, match="is no site's key"):
             keys.load_key(wrong)
+
+
+def place_of(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+HOLDERS = {
+    "itself": lambda room: room,
+    "a view": lambda room: room[5:10],
+    "its bytes": lambda room: room.data,
+    "a part of its bytes, as another array": lambda room: np.frombuffer(room.data[8:16], np.float32),
+    "a tensor": lambda room: torch.from_numpy(room.view(np.float32)),
+    "a part of a tensor": lambda room: torch.from_numpy(room)[3:4],
+    "a message": lambda room: wire.encode("kept", {"question": 1, "held": room.view(np.float32)}),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS.values(), ids=HOLDERS)
+def test_memory_is_used_again_when_nothing_holds_it_and_not_before(holder: Any) -> None:
+    rooms, size = wire.Rooms(), 400_000
+    held = holder(rooms.take(size))
+    first = place_of(rooms._kept[0])
+    others = [rooms.take(size) for _ in range(2)]
+    assert first not in map(place_of, others) and place_of(others[0]) != place_of(others[1])
+    del held
+    assert place_of(rooms.take(size)) == first, "nobody reads it any more"
+    assert place_of(rooms.take(size + 4)) != first, "of another size"
+    assert rooms.take(100).size == 100 and len(rooms._kept) == 4, "what is small is not kept"
+
+
+def test_only_a_few_rooms_are_kept_and_those_in_use_stay_whole() -> None:
+    rooms = wire.Rooms(most=2)
+    used = [rooms.take(300_000) for _ in range(10)]
+    for number, room in enumerate(used):
+        room[:] = number
+    assert len(rooms._kept) == 2 and [int(room[0]) for room in used] == list(range(10))

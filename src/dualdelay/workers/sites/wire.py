@@ -24,7 +24,6 @@ _TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", 
 _NAMES = {np.dtype(kind): name for name, kind in _TYPES.items()}
 _CONTENT = "content"
 _LARGE = 256 * 1024  # bytes from which on memory is kept
-_OURS = 3  # references to memory that only its keeper has: the list, the loop and the call that counts them
 
 
 Pieces = Sequence[bytes | memoryview]
@@ -134,6 +133,14 @@ def part_of(pieces: Pieces, offset: int, most: int | None = None) -> list[bytes 
     return part
 
 
+def _holders(rooms: list[Array], place: int) -> int:
+    """How many hold a room, the list among them and whatever this version of Python adds."""
+    return sys.getrefcount(rooms[place])
+
+
+_UNUSED = _holders([np.empty(1, np.uint8)], 0)
+
+
 class Rooms:
     """Memory for messages, used again when nobody reads what was there before: new pages cost more than what is copied."""
 
@@ -146,12 +153,11 @@ class Rooms:
         """Room for so many bytes that nothing else uses, and that is free again as soon as nothing holds it any more."""
         if size < _LARGE:
             return np.empty(size, np.uint8)
-        for room in self._kept:
-            if room.size == size and sys.getrefcount(room) == _OURS:
-                return room[:]
-        room = np.empty(size, np.uint8)
-        self._kept = [room, *self._kept][: self._most]
-        return room[:]
+        for place in range(len(self._kept)):
+            if self._kept[place].size == size and _holders(self._kept, place) == _UNUSED:
+                return self._kept[place][:]
+        self._kept = [np.empty(size, np.uint8), *self._kept][: self._most]
+        return self._kept[0][:]
 
 
 class Partial:
