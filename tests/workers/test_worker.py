@@ -287,7 +287,7 @@ def test_an_evaluation_does_not_write_over_the_model_of_the_job_that_waits():
 
 
 def test_a_model_is_made_of_the_one_before_as_the_server_makes_it():
-    """Whole, as a difference, and as the name of one that is here; the one before stays until the next is answered."""
+    """Whole, as differences, and as the name of one that is here; the one before stays until the next is answered."""
     worker = Worker(0, dd.Quadratic([[0.0] * 50]), Half(dd.VanillaASGD(0.1)), 1)
     base = torch.randn(50, generator=torch.Generator().manual_seed(0)).double()
     small = [pack(base * scale, "int8") for scale in (1e-3, 1e-2)]
@@ -299,8 +299,10 @@ def test_a_model_is_made_of_the_one_before_as_the_server_makes_it():
         return torch.from_numpy(reply.value) if not reply.error else reply.error
 
     assert torch.equal(ask(0, base.numpy(), 1, 0), base)
-    assert torch.equal(ask(1, {"": small[0].arrays()}, 2, 1), first)
-    assert torch.equal(ask(2, {"": small[1].arrays()}, 3, 1), second), "the second was never answered"
+    assert torch.equal(ask(1, [{"": small[0].arrays()}], 2, 1), first)
+    assert torch.equal(ask(2, [{"": small[1].arrays()}], 3, 1), second), "the second was never answered"
     assert torch.equal(ask(3, None, 3, 3), second)
-    assert "KeyError" in ask(4, {"": small[0].arrays()}, 4, 2)
-    assert torch.equal(ask(5, base.numpy(), 4, 0), base)
+    both = (second + small[0].unpack()) + small[1].unpack()
+    assert torch.equal(ask(4, [{"": one.arrays()} for one in small], 4, 3), both), "one after the other"
+    assert "KeyError" in ask(5, [{"": small[0].arrays()}], 5, 2)
+    assert torch.equal(ask(6, base.numpy(), 6, 0), base)
