@@ -228,6 +228,9 @@ class VirtualTransport(Transport):
         kept = {worker: self.processes[worker].kept(accepted[worker]) for worker in alive}
         return {worker: as_tensors(copy.deepcopy(held)) for worker, held in kept.items()}
 
+    def name_of(self, worker: int) -> str:
+        return ""
+
     def why_not_started(self, worker: int) -> str:
         return ""
 
@@ -247,6 +250,7 @@ class LossyTransport:
         self._inner, self._weather = inner, weather
         self.now, self.start, self.stop, self.put, self.get = inner.now, inner.start, inner.stop, inner.put, inner.get
         self.kept, self.why_not_started, self.close = inner.kept, inner.why_not_started, inner.close
+        self.name_of = inner.name_of
         self._late: list[tuple[float, int, JobRequest | PollRequest | Reply, tuple[Any, ...]]] = []
         self._count = itertools.count()
 

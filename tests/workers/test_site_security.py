@@ -33,7 +33,7 @@ from dualdelay.workers.sites.site import Line, Site
 WELCOME = {
     "workers": 2, "room": 0, "algorithm": {"name": "dude", "lr": 0.1}, "uplink": None, "seed": 0, "threads": 1,
 }  # fmt: skip
-HELLO = {"protocol": wire.PROTOCOL, "version": __version__, "life": "one"}
+HELLO = {"protocol": wire.PROTOCOL, "version": __version__, "life": "one", "fingerprint": "a problem", "data": "data"}
 
 
 class Place:
@@ -70,7 +70,8 @@ class Place:
         if response.status != 200:
             return response.status, response.data.decode()
         welcome = wire.decode(response.data)[1]
-        self.keys[welcome["session"]] = keys.session_key(private, welcome["exchange"], name, challenge)
+        if welcome["session"]:
+            self.keys[welcome["session"]] = keys.session_key(private, welcome["exchange"], name, challenge)
         return 200, welcome["session"]
 
     def marked(self, name: str, target: str, session: str, count: int, key: str = "") -> str:
@@ -134,6 +135,8 @@ def test_a_session_ends_when_its_key_is_revoked(place: Place) -> None:
     keys.revoke("a", place.roster)
     status, text = place.ask("a", "/v1/next?ack=0&busy=0", session, 2)
     assert (status, text) == (403, "the key of a was revoked; ask the server's operator for another.")
+    last = [place.hub.inbox.get() for _ in range(3)][-1]
+    assert last.bye and place.hub.sites[0].refused == text, "the run goes on without it"
 
 
 def test_nothing_that_was_signed_before_is_taken_again(place: Place) -> None:
@@ -185,6 +188,20 @@ def test_other_versions_and_a_process_that_was_replaced_are_refused(place: Place
     assert place.hello("a") == (409, "another process has dialled in as a since; this one is not needed any more.")
     place.hub.ended = "the run has ended."
     assert place.hello("b") == (410, "the run has ended.")
+
+
+def test_who_is_none_of_this_run_takes_nobodys_place(place: Place, caplog: Any) -> None:
+    """A typing error at a site ends its second process, and not the first one, which is at work."""
+    place.hub.admit = lambda worker, fingerprint, data: "" if data == "data" else "its data are others"
+    _, session = place.hello("a")
+    assert place.hello("a", life="two", fingerprint="", data="") == (200, ""), "who asks what there is to do"
+    for _ in range(2):
+        assert place.hello("a", life="three", data="others") == (409, "its data are others.")
+    assert place.ask("a", "/v1/bye?ack=0", session, 1)[0] == 200, "the first one is in its session still"
+    said = [record.getMessage() for record in caplog.records if "was refused" in record.getMessage()]
+    assert said == ["a was refused at 127.0.0.1: its data are others"] and place.hub.sites[0].refused == ""
+    place.hello("a", life="three", data="others")
+    assert place.hub.sites[0].refused == "its data are others", "and now nobody is there"
 
 
 def test_messages_come_in_parts_and_what_was_cut_is_not_sent_again(place: Place) -> None:
@@ -543,7 +560,9 @@ def test_tls_is_1_2_or_later_and_the_certificate_has_to_be_the_servers(place: Pl
 
 def test_a_site_that_is_refused_ends_with_the_servers_line(place: Place) -> None:
     keys.revoke("a", place.roster)
-    with pytest.raises(dd.BadInput, match=r"http://127\.0\.0\.1:\d+: the key of a was revoked"):
+    with pytest.raises(
+        dd.BadInput, match=r"the server at http://127\.0\.0\.1:\d+ refused this site: the key of a was revoked"
+    ):
         Site(place.served.url, "a", place.folder / "a.key", nothing).run()
 
 

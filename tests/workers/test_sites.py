@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from torch.nn.functional import cross_entropy
 import dualdelay as dd
 from dialling import Line, Sites, dialling
 from dualdelay.engine.half import Half
-from dualdelay.workers.messages import Returned
+from dualdelay.workers.messages import Died, Returned
 from dualdelay.workers.sites import wire
 from dualdelay.workers.sites.books import Incoming
 from dualdelay.workers.sites.fleet import SiteTransport
@@ -119,6 +120,9 @@ def test_a_site_that_hangs_is_done_without_and_joins_by_itself_when_it_is_back(t
     assert events(run, 1) == ["crashed", "lost", "restored", "left", "joined"]
     assert any("no answer in 5 s to job number 5" in event["text"] for event in run.trace.events)
     assert events(run, 0) == ["failed", "rejected", "rejected"] and run.rejected == 2
+    failed = next(event["text"] for event in run.trace.events if event["kind"] == "failed")
+    assert failed == "ValueError (its text stays at the site, in the site's log)", "which may quote data"
+    assert "ValueError: worker 0 has a bad sample" in sites.said(0)
     assert run.audit is not None and run.audit <= audit(run)
     check_replay(run, tmp_path / "run", problem)
 
@@ -252,7 +256,7 @@ def test_a_site_with_another_problem_is_refused_and_the_run_goes_on(
     assert run.ended == "stop" and events(run) == ["left"] and run.state.n == 1
     line = f"its problem has the fingerprint {other.fingerprint()[:12]}, the server's {problem.fingerprint()[:12]}"
     assert f"site-1 was refused at 127.0.0.1: {line}" in caplog.text
-    assert f"the server refused site-1: {line}: another model, settings or code." in sites.said(1)
+    assert f"refused this site: {line}: another model, settings or code." in sites.said(1)
 
 
 def test_a_site_that_comes_back_with_other_data_or_sends_nonsense_is_refused(tmp_path: Path) -> None:
@@ -262,22 +266,60 @@ def test_a_site_that_comes_back_with_other_data_or_sends_nonsense_is_refused(tmp
     try:
         book = transport.hub.sites[0]
         assert transport.why_not_started(0) == ": site-0 has not dialled in"
-        for session, data in (("one", "apples"), ("two", "apples"), ("three", "pears")):
-            book.session = session
-            fields = {"fingerprint": problem.fingerprint(), "data": data}
-            transport.hub.inbox.put(Incoming(0, session, hello=True))
-            transport.hub.inbox.put(Incoming(0, session, b"".join(wire.encode("joined", fields))))
-            heard = transport.receive(0.0)
-            assert heard == ([Returned(0)] if data == "apples" else [])
-        assert transport.why_not_started(0).startswith(
-            ": site-0 was refused (its data are not those that site-0 began with"
-        )
+        admit = transport.hub.admit
+        assert admit(0, problem.fingerprint(), "apples") == admit(0, problem.fingerprint(), "apples") == ""
+        assert admit(0, problem.fingerprint(), "pears").startswith("its data are not those that site-0 began with")
+        assert admit(0, "another", "apples").startswith("its problem has the fingerprint another, the server's ")
+        book.session = "three"
+        transport.hub.inbox.put(Incoming(0, "three", hello=True))
+        assert transport.receive(0.0) == [Returned(0)]
         book.refused = ""
         transport.hub.inbox.put(Incoming(0, "three", b"nonsense"))
         transport.hub.inbox.put(Incoming(0, "two", b"of an earlier session"))
         transport.hub.inbox.put(Incoming(0, "three", b"".join(wire.encode("stop", {}))))
         assert transport.receive(0.0) == [] and "a site does not send a message 'stop'" in book.refused
     finally:
+        transport.close(ended=False)
+
+
+def test_who_says_goodbye_is_refused_or_silent_leaves_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last gradient would go on counting, for thousands of updates perhaps."""
+    sites, problem = Sites(tmp_path, 1), dd.Quadratic([[1.0]])
+    fleet = sites.fleet(silence=30.0)
+    transport = fleet.connect(problem, Half(dd.DuDe(lr=0.1)), None, {"algorithm": {}, "seed": 0})
+    assert isinstance(transport, SiteTransport)
+    now, book = time.monotonic(), transport.hub.sites[0]
+
+    def at_work(incarnation: int) -> None:
+        book.session, book.seen, book.refused = f"session {incarnation}", now, ""
+        transport.hub.inbox.put(Incoming(0, book.session, hello=True))
+        transport.receive(0.0)
+        transport.start(0, incarnation)
+
+    try:
+        at_work(0)
+        book.session = ""
+        transport.hub.inbox.put(Incoming(0, "", bye=True))
+        assert transport.receive(0.0) == [Died(0, 0, "site-0 was stopped where it is", True)]
+        at_work(1)
+        transport.hub.inbox.put(Incoming(0, book.session, b"nonsense"))
+        assert transport.receive(0.0) == [Died(0, 1, book.refused, True)] and "cannot be read" in book.refused
+        at_work(2)
+        monkeypatch.setattr(time, "monotonic", lambda: now)
+        for _ in range(29):
+            now += 1.1
+            assert transport.receive(0.0) == [], "not yet, or it is being sent something"
+            book.travelling = 200_000
+        now, book.waiting = now + 30, asyncio.Event()
+        assert transport.receive(0.0) == [], "it waits for something, or the server itself did not look for long"
+        book.waiting, book.travelling = None, 0
+        for _ in range(25):
+            now += 1.1
+            assert transport.receive(0.0) == []
+        now += 5
+        assert transport.receive(0.0) == [Died(0, 2, "site-0 was not heard of for 30 s", True)] and not book.session
+    finally:
+        monkeypatch.undo()
         transport.close(ended=False)
 
 

@@ -283,6 +283,16 @@ def test_an_evaluation_does_not_write_over_the_model_of_the_job_that_waits():
     aside.join(60)
 
 
+def test_who_ends_a_process_ends_it_and_not_a_job():
+    class Interrupted(dd.Quadratic):
+        def gradient(self, x, worker, draw):
+            raise KeyboardInterrupt
+
+    worker = Worker(0, Interrupted([[0.0, 0.0]]), Half(dd.VanillaASGD(0.1)), 1)
+    with pytest.raises(KeyboardInterrupt):
+        worker.compute(request(0, 0), ORIGIN, None)
+
+
 # --- models as differences ---
 
 

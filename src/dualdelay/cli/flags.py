@@ -175,10 +175,12 @@ class Serve:
     """The sites of this run, in the order of the problem's workers; by default all in the file."""
     quorum: MaybeInt = None
     """Begin when so many sites are there; the others join when they come. By default all are waited for."""
+    silence: float = 60.0
+    """Seconds without a sign of life after which the run goes on without a site; it joins again when it is back."""
     downloads: MaybeInt = None
     """How many sites are sent a model at once, by default all; 1 or 2 where it is the server's line that is slow."""
     deadline: float = 600.0
-    """Seconds for one job after which the run goes on without a site; it joins again when it is back."""
+    """Seconds for one job after which the run goes on without a site that is there; it joins again when it is done."""
     gone: Literal["leave", "freeze"] = "leave"
     """What becomes of a site that is gone: it leaves, and its gradient with it; or its last gradient goes on counting."""
     minimum: int = 1
@@ -196,8 +198,9 @@ class Site:
 
     Example: dualdelay site https://server.example:8443 --name hospital-a --key hospital-a.key --problem mine.py:problem
 
-    Data stay here: what is sent are a method's messages, losses and metrics. A lost line, a server that is started again
-    and a machine that slept are no reason to stop: the site comes back by itself. A proxy is taken from HTTPS_PROXY.
+    Data stay here: what is sent are a method's messages, losses and metrics, how many samples there are, a fingerprint of
+    the data, versions of packages, and the kinds of exceptions. A lost line, a server that is started again and a machine
+    that slept are no reason to stop: the site comes back by itself. A proxy is taken from HTTPS_PROXY.
     """
 
     server: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="URL")]
@@ -210,6 +213,8 @@ class Site:
     """The same problem as the server's, such as mine.py:problem; only this site's data are built."""
     certificate: MaybePath = None
     """The server's certificate, or that of who signed it, if this machine does not trust it anyway: a PEM file."""
+    tell_errors: bool = False
+    """Send the server the texts of exceptions, too, which may quote data; by default they are in this site's log alone."""
     imports: Imports = ()
     json: Json = False
 

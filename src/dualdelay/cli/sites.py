@@ -46,6 +46,7 @@ def serve(flags: Serve) -> None:
         roster=str(flags.sites),
         names=flags.names,
         quorum=flags.quorum,
+        silence=flags.silence,
         downloads=flags.downloads,
         threads=flags.site_threads,
         faults=FaultPolicy(deadline=flags.deadline, gone=flags.gone, minimum=flags.minimum),
@@ -133,7 +134,7 @@ def site(flags: Site) -> None:
         return problem, Half(algorithm, run["uplink"])
 
     with _told(), _stopped_by_sigterm():
-        process = SiteProcess(flags.server, flags.name, flags.key, prepare, flags.certificate)
+        process = SiteProcess(flags.server, flags.name, flags.key, prepare, flags.certificate, flags.tell_errors)
         text = process.run()
     traffic = process.line.traffic
     if not flags.json:

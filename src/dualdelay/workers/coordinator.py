@@ -55,8 +55,10 @@ _CHECK = 0.1  # seconds between two looks at who is late
 _DEAF = 1.0  # seconds between two calls of receive that count as listening; what the server slept beyond is no one's delay
 _REMINDER = 15.0  # seconds of waiting for processes after which, again and again, a warning names them
 _GRADIENTS_PER_PIECE = 16  # gradients' worth of samples that a worker evaluates in one request, where it evaluates all
+_TOLD = 10  # events of one kind of a worker that are all told
 _NAMED = 20  # workers that one line names
 _DIFFERENCES = 8  # of models for one worker that are kept, in case that it has not had the last ones
+_NOT_THERE = (Status.STARTING, Status.OVERDUE)
 _ASKED = "it was asked to"  # as in engine.result.PLANNED: nothing is wrong with such a worker
 
 
@@ -87,6 +89,7 @@ class Coordinator(Fleet):
         self._left: set[int] = set()
         self._heard_gradient = False  # whether one has ever come
         self._mean_samples = 0.0  # of the workers, where they count by samples that only they can count
+        self._told: dict[tuple[int, EventKind], int] = {}  # how often each kind of event has happened to each worker
         self._failure = ""  # why the run cannot go on
         self._beginning = False  # whether the workers' processes are waited for, and nothing has happened yet
         self._environment = environment()
@@ -147,7 +150,7 @@ class Coordinator(Fleet):
             self._receive(0.2)
             if self.now > reminder:
                 reminder += _REMINDER
-                late = [str(r.number) for r in self.records if r.status in (Status.STARTING, Status.OVERDUE)]
+                late = [self._transport.name_of(r.number) or str(r.number) for r in self.records if r.status in _NOT_THERE]
                 named = ", ".join(late[:_NAMED]) + (f" and {len(late) - _NAMED} more" if len(late) > _NAMED else "")
                 log.warning("after %.0f s still waiting for the processes of workers %s to start", self.now, named)
         self._beginning = False
@@ -246,7 +249,15 @@ class Coordinator(Fleet):
             case EventKind.WAKE:  # not before: what is due and saved is due again
                 heapq.heappop(self._wakes)
         if event.text and event.worker >= 0 and event.kind is not EventKind.PLACE:
-            log.warning("worker %d %s: %s", event.worker, event.kind.value, event.text)
+            self._tell(event)
+
+    def _tell(self, event: Event) -> None:
+        """Put an event into the log; of what happens to a worker again and again a few, and then now and then one."""
+        times = self._told[event.worker, event.kind] = self._told.get((event.worker, event.kind), 0) + 1
+        if times <= _TOLD or times % (10 * _TOLD) == 0:
+            more = f" (the {times}th time; now every {10 * _TOLD}th is told)" if times >= _TOLD else ""
+            name = self._transport.name_of(event.worker)
+            log.warning("worker %d%s %s: %s%s", event.worker, name and f" ({name})", event.kind.value, event.text, more)
 
     def arrival(self, event: Event) -> Arrival:
         assignment = self._jobs[event.worker][event.draw]
@@ -455,7 +466,8 @@ class Coordinator(Fleet):
         elif isinstance(notice, Evaluated):
             self._take_evaluated(record, notice)
         elif record.status in (Status.STARTING, Status.PRESENT, Status.OVERDUE):
-            self._crashed(record, notice.text, final=notice.final)
+            awaited = self._beginning and self._fleet.waits  # nothing has begun that could go on without it
+            self._crashed(record, notice.text, final=notice.final and not awaited)
         elif record.status is Status.FROZEN and record.memory is MemoryPlace.AT_WORKER:
             self._push(EventKind.CRASHED, record.number, text=notice.text)
 

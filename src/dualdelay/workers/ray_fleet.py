@@ -279,6 +279,9 @@ class RayTransport:
         ask = actor.ready if count else actor.ready.options(concurrency_group="ask")
         self._calls[ask.remote(count)] = (worker, incarnation)
 
+    def name_of(self, worker: int) -> str:
+        return ""
+
     def why_not_started(self, worker: int) -> str:
         claims = self._fleet.claims(worker)
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]

@@ -41,6 +41,9 @@ class Transport(Protocol):
     def kept(self, accepted: Mapping[int, int]) -> dict[int, Kept | None]:
         """What these workers keep, given the last reply taken from each; those that do not answer soon are missing."""
 
+    def name_of(self, worker: int) -> str:
+        """What people call a worker, if it has a name."""
+
     def why_not_started(self, worker: int) -> str:
         """What keeps a worker's process from starting, as far as that is known, as the rest of a sentence."""
 

@@ -105,6 +105,8 @@ class Worker:
             keep = done.keep
             if request.hold:
                 self._wait(request)
+        except KeyboardInterrupt:  # of somebody who ends the process, and not of the job
+            raise
         except BaseException as error:  # also sys.exit: a process that ends itself in silence would be missed for long
             refused = str(error) if isinstance(error, BadWork) else ""
             seconds, text = time.perf_counter() - start, traceback.format_exc()
@@ -178,6 +180,8 @@ class Worker:
             measured = self._problem.measure(x, self._worker, *some)
             part = {name: v.detach().cpu().numpy() if isinstance(v, Tensor) else v for name, v in measured.items()}
             part |= {"loss": float(part["loss"]), "seconds": time.perf_counter() - start}
+        except KeyboardInterrupt:
+            raise
         except BaseException:
             part = traceback.format_exc()
         return Evaluated(request.worker, request.incarnation, request.evaluation, part)
@@ -186,6 +190,8 @@ class Worker:
         """How many samples this worker has, or why it cannot say."""
         try:
             return self._problem.samples(self._worker)
+        except KeyboardInterrupt:
+            raise
         except BaseException:
             return traceback.format_exc()
 

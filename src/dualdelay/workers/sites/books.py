@@ -14,6 +14,8 @@ from .keys import SEAL
 from .wire import Partial, Rooms
 
 _REQUESTS = (2000.0, 4000.0)  # of a site a second, and at once
+_BUFFERED = 8 * 2**20  # bytes on their way that neither side can see
+_SLOWEST = 20_000.0  # bytes that a line carries in a second, at least
 _LONGEST_TURN = 120.0  # seconds of being sent something, after which others are not kept waiting any more
 _FORGOTTEN = 45.0  # seconds after which who waited and has not asked again is gone: twice as long as a question is open
 
@@ -108,19 +110,26 @@ class SiteBook:
     busy: bool = False  # whether it said that it computes
     outbox: deque[Outgoing] = field(default_factory=deque)
     sent: int = 0  # messages numbered so far
+    travelling: int = 0  # bytes of a message that it is being sent
     uploads: dict[int, Upload] = field(default_factory=dict)
     taken: int = 0  # messages up to this number have come in
     counts: set[int] = field(default_factory=set)
     highest: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
-    refused: str = ""  # why it was turned down last
+    refused: str = ""  # why it was turned down, if nobody of it is there
+    told: str = ""  # what the log has last of that
     doing: str = ""  # in words
     since: float = 0.0  # when it began with that
     jobs: int = 0  # that it has answered
     loss: float | None = None  # of its last minibatch
     bucket: Bucket = field(default_factory=lambda: Bucket(*_REQUESTS))
     waiting: asyncio.Event | None = None  # of the request that waits for something
+
+    def silence(self, now: float) -> float:
+        """Seconds for which nothing is known of it: it neither asks, nor sends, nor is it being sent anything."""
+        quiet = now - self.seen - min(self.travelling, _BUFFERED) / _SLOWEST
+        return 0.0 if self.waiting is not None else max(0.0, quiet)
 
 
 @dataclass(frozen=True)

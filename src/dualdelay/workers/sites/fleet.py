@@ -15,7 +15,7 @@ import numpy as np
 from ...core import Problem
 from ...core.compression import size_of
 from ...core.errors import BadInput, require_several
-from ...core.settings import whole
+from ...core.settings import positive, whole
 from ...core.work import Sent
 from ...engine.half import Half, Kept
 from ..messages import (
@@ -45,6 +45,7 @@ log = logging.getLogger("dualdelay")
 
 _ANSWER = 20.0  # seconds in which a site says what it keeps: it travels over the line
 _FAREWELL = 20.0  # seconds in which sites that were heard of lately hear that the run has ended
+_LOOK = 1.0  # seconds between two looks at who is silent
 _ROOM = 16 * 2**20  # bytes of a message beside weights, such as evaluations
 
 
@@ -65,6 +66,9 @@ class SiteFleet(WorkerFleet):
     """The file with the sites' public keys, which dualdelay enroll writes. Worker i is its i-th line."""
     names: Sequence[str] = ()
     """The sites of this run, in the order of the workers; by default all that are in the file."""
+    silence: float = positive(60.0)
+    """Seconds without a sign of life after which the run goes on without a site, whose last gradient would go on counting;
+    it joins again when it is back. A site that computes gives signs of life, however long its job takes."""
     downloads: int | None = whole(None)
     """How many sites are sent a model at the same time; by default all. 1 or 2 where the server's own line is what is slow:
     one after the other they have their models sooner, and one receives while another sends."""
@@ -116,6 +120,7 @@ class SiteTransport:
         self._at: dict[int, str] = {}  # the session that each of them is in
         self._joined: dict[int, str] = {}  # the session of each site that is there with the right problem
         self._question = 0
+        self._silence, self._looked, self._awake = fleet.silence, time.monotonic(), time.monotonic()
         self._later: list[Notice] = []
         self._fingerprint = problem.fingerprint()
         welcome = {
@@ -128,6 +133,7 @@ class SiteTransport:
         }
         largest = 8 * (size_of(weights) * 8 // weights.element_size()) + _ROOM  # several tensors and memories in float64
         self.hub = Hub(keys.Roster(Path(fleet.roster)), names, largest, welcome, fleet.downloads)
+        self.hub.admit = self._admit
         fleet.board.begin(f"{half.name} at {len(names)} sites", lambda: self.hub.sites)
         self.hub.page = fleet.board.page
         paths = (None if path is None else Path(path) for path in (fleet.certificate, fleet.certificate_key))
@@ -155,6 +161,9 @@ class SiteTransport:
         if self._incarnations.pop(worker, None) is not None and worker in self._joined:
             self.hub.push(worker, "stop", {}, alone=True)
         self._at.pop(worker, None)
+
+    def name_of(self, worker: int) -> str:
+        return self._names[worker]
 
     def why_not_started(self, worker: int) -> str:
         site = self.hub.sites[worker]
@@ -206,7 +215,7 @@ class SiteTransport:
             site.doing, site.since = doing, time.monotonic()
 
     def receive(self, timeout: float) -> list[Notice]:
-        notices, self._later = self._later, []
+        notices, self._later = [*self._later, *self._fallen_silent()], []
         until = time.monotonic() + timeout
         while True:
             try:
@@ -216,15 +225,30 @@ class SiteTransport:
                 return notices
             notices += self._read(incoming)[0]
 
+    def _fallen_silent(self) -> list[Notice]:
+        """Sites that nothing was heard of for long; not counted are seconds in which this server did not look itself."""
+        now, notices = time.monotonic(), list[Notice]()
+        if now - self._looked > _LOOK:
+            self._awake = now if now - self._looked > 10 * _LOOK else self._awake
+            self._looked = now
+            for worker in list(self._at):
+                site = self.hub.sites[worker]
+                if min(site.silence(now), now - self._awake) > self._silence:
+                    site.session = ""  # when it is back it says hello again
+                    text = f"{site.name} was not heard of for {self._silence:g} s"
+                    notices += self._lost_process(worker, text, final=True)
+        return notices
+
     def _read(self, incoming: Incoming) -> tuple[list[Notice], dict[str, Any] | None]:
         """What a site says, as notices; and what it keeps, if it was asked for that."""
         worker, site = incoming.worker, self.hub.sites[incoming.worker]
         if incoming.session != site.session:
             return [], None
         if incoming.hello:
-            return self._lost_process(worker, f"{self._names[worker]} began anew"), None  # whatever it did is gone
+            return self._take_hello(worker, incoming.session), None
         if incoming.bye:
-            return self._lost_process(worker, f"{self._names[worker]} was stopped where it is"), None
+            why = site.refused or f"{self._names[worker]} was stopped where it is"
+            return self._lost_process(worker, why, final=True), None
         if incoming.data is None:
             return self._returned(worker), None
         try:
@@ -232,10 +256,7 @@ class SiteTransport:
             if kind not in wire.FROM_SITES:
                 raise wire.BadMessage(f"a site does not send a message {kind!r}")
         except wire.BadMessage as error:
-            self._refuse(worker, f"its message cannot be read: {error}")
-            return [], None
-        if kind == "joined":
-            return self._take_joined(worker, incoming.session, fields), None
+            return self._refuse(worker, f"its message cannot be read: {error}"), None
         if kind == "kept":
             return [], fields
         return [*self._notices(worker, kind, fields), *self._returned(worker)], None
@@ -259,40 +280,45 @@ class SiteTransport:
         place = f"{site.name} at {site.address}"
         return [Ready(worker, fields["incarnation"], place, fields["pid"], fields["environment"], fields["samples"], place)]
 
-    def _lost_process(self, worker: int, text: str) -> list[Notice]:
-        """A site's process is gone, and with it what it did and kept."""
+    def _lost_process(self, worker: int, text: str, final: bool = False) -> list[Notice]:
+        """A site's process is gone, and with it what it did and kept; ``final``: the run goes on without it."""
         self._joined.pop(worker, None)
         if self._at.pop(worker, None) is None or worker not in self._incarnations:
             return []
-        return [Died(worker, self._incarnations[worker], text)]
+        return [Died(worker, self._incarnations[worker], text, final)]
 
-    def _take_joined(self, worker: int, session: str, fields: Mapping[str, Any]) -> list[Notice]:
-        name = self._names[worker]
-        if fields["fingerprint"] != self._fingerprint:
-            theirs, ours = fields["fingerprint"][:12], self._fingerprint[:12]
-            why = f"its problem has the fingerprint {theirs}, the server's {ours}: another model, settings or code"
-            self._refuse(worker, why)
-        elif self._data.setdefault(worker, fields["data"]) != fields["data"]:
-            then, now = self._data[worker][:12], fields["data"][:12]
-            self._refuse(worker, f"its data are not those that {name} began with (fingerprint {then} then, {now} now)")
-        else:
-            self._joined[worker] = session
-            log.info("%s is there, from %s", name, self.hub.sites[worker].address)
-            if worker in self._incarnations:
-                self._begin(worker)
-        return self._returned(worker)
+    def _admit(self, worker: int, fingerprint: str, data: str) -> str:
+        """Why a site with this problem and these data is none of this run; empty if it is. Called by the hub's thread."""
+        if fingerprint != self._fingerprint:
+            theirs, ours = fingerprint[:12], self._fingerprint[:12]
+            return f"its problem has the fingerprint {theirs}, the server's {ours}: another model, settings or code"
+        first = self._data.setdefault(worker, data)
+        if first != data:
+            name = self._names[worker]
+            return f"its data are not those that {name} began with (fingerprint {first[:12]} then, {data[:12]} now)"
+        return ""
+
+    def _take_hello(self, worker: int, session: str) -> list[Notice]:
+        """A site's process is there, with the right problem; whatever an earlier one did is gone."""
+        lost = self._lost_process(worker, f"{self._names[worker]} began anew")
+        self._joined[worker] = session
+        log.info("%s is there, from %s", self._names[worker], self.hub.sites[worker].address)
+        if not lost and worker in self._incarnations:
+            self._begin(worker)
+        return [*lost, Returned(worker)]
 
     def _returned(self, worker: int) -> list[Notice]:
         """The news that a site is there and does nothing, in case that the run went on without it."""
         return [Returned(worker)] if worker in self._joined else []
 
-    def _refuse(self, worker: int, why: str) -> None:
+    def _refuse(self, worker: int, why: str) -> list[Notice]:
         site = self.hub.sites[worker]
         if site.refused != why:
             log.warning("%s was refused at %s: %s", site.name, site.address, why)
         site.refused = why
-        self._joined.pop(worker, None)
+        lost = self._lost_process(worker, why, final=True)
         self.hub.push(worker, "refused", {"text": f"the server refused {site.name}: {why}."}, alone=True)
+        return lost
 
     def kept(self, accepted: Mapping[int, int]) -> dict[int, Kept | None]:
         self._question += 1

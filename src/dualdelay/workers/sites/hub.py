@@ -72,6 +72,7 @@ class Hub:
         """For these sites, whose messages have so many bytes at most; so many of them are sent a large one at once."""
         self.sites = [SiteBook(name, worker) for worker, name in enumerate(names)]
         self.inbox: queue.SimpleQueue[Incoming] = queue.SimpleQueue()
+        self.admit: Callable[[int, str, str], str] = lambda worker, fingerprint, data: ""  # why a problem is not this run's
         self.page: Callable[[str, str], tuple[int, str, bytes] | None] = lambda path, token: None
         self._by_name = {site.name: site for site in self.sites}
         self._roster, self._largest, self._welcome = roster, largest, welcome
@@ -175,7 +176,7 @@ class Hub:
             return
         site = self._known(name, session, count, signature, target, address)
         if path == "/v1/next":
-            await self._next(site, session, query, send)
+            await self._next(site, session, query, scope, send)
         elif path == "/v1/bye":
             self._acknowledge(site, _whole(query, "ack"))
             self._end_turn(site)
@@ -262,6 +263,13 @@ class Hub:
             raise Refusal(410, self.ended)
         if fields["life"] in site.former:
             raise Refusal(409, f"another process has dialled in as {name} since; this one is not needed any more.")
+        if not fields["fingerprint"]:  # it wants to know what there is to do, before it has its data
+            answer = wire.encode("welcome", {**self._welcome, "session": "", "exchange": "", "worker": site.worker})
+            await _respond_pieces(send, 200, answer, {})
+            return
+        if why := self.admit(site.worker, fields["fingerprint"], fields["data"]):
+            self._note_refusal(site, why, address)
+            raise Refusal(409, f"{why}.")
         try:
             private, told = keys.new_exchange()
             key = keys.session_key(private, fields["exchange"], name, challenge)
@@ -286,6 +294,14 @@ class Hub:
         answer = wire.encode("welcome", {**self._welcome, "session": site.session, "exchange": told, "worker": site.worker})
         await _respond_pieces(send, 200, answer, {})
 
+    def _note_refusal(self, site: SiteBook, why: str, address: str) -> None:
+        """Say once that a site was refused; a process of its own that is at work is not concerned."""
+        if site.told != why:
+            log.warning("%s was refused at %s: %s", site.name, address, why)
+        site.told = why
+        if not site.session:
+            site.refused = why
+
     def _known(self, name: str, session: str, count: int, signature: str, target: str, address: str) -> SiteBook:
         """The site of a session, if this request is a new one of its own."""
         site = self._by_name.get(name)
@@ -297,9 +313,15 @@ class Hub:
         text = keys.signed_text(target, name, session, count)
         if not hmac.compare_digest(keys.mark(site.key, text).encode(), signature.encode()):
             raise Refusal(401, "the request does not belong to that session; say hello again.")
-        if name not in (enrolled := self._roster.sites):
-            raise Refusal(403, f"{name} is not enrolled any more; ask the server's operator: dualdelay enroll {name}")
-        self._require_valid(enrolled[name], address)
+        try:
+            enrolled = self._roster.sites.get(name)
+            if enrolled is None:
+                raise Refusal(403, f"{name} is not enrolled any more; ask the server's operator: dualdelay enroll {name}")
+            self._require_valid(enrolled, address)
+        except Refusal as refusal:
+            site.session, site.refused = "", refusal.text
+            self.inbox.put(Incoming(site.worker, "", bye=True))
+            raise
         if count <= site.highest - _WINDOW or count in site.counts:
             raise Refusal(401, "a request came a second time; say hello again.")
         site.counts.add(count)
@@ -311,9 +333,10 @@ class Hub:
 
     # --- to a site ---
 
-    async def _next(self, site: SiteBook, session: str, query: Mapping[str, str], send: Send) -> None:
+    async def _next(self, site: SiteBook, session: str, query: Mapping[str, str], scope: Scope, send: Send) -> None:
         """Send the first message that the site does not have, as soon as there is one."""
-        acknowledged, site.busy = _whole(query, "ack"), query.get("busy") == "1"
+        acknowledged, site.busy, site.travelling = _whole(query, "ack"), query.get("busy") == "1", 0
+        scope["extensions"]["lost"] = lost = Lost(site)
         until = time.monotonic() + POLL
         if site.waiting is not None:
             site.waiting.set()  # the site has given an earlier request up
@@ -326,6 +349,8 @@ class Hub:
                 with self._lock:
                     first = site.outbox[0] if site.outbox else None
                 left = until - time.monotonic()
+                if lost.now:
+                    raise _Cut
                 if self.closing:
                     raise Refusal(503, "the server stops; it may be started again.")
                 if site.session != session:
@@ -346,7 +371,8 @@ class Hub:
             await _respond(send, 204, b"")
         else:
             site.bytes_down += first.size
-            await _hand_over(send, first, 0)
+            site.travelling = first.size
+            await _hand_over(send, site, first, 0)
 
     def _acknowledge(self, site: SiteBook, number: int) -> None:
         """The site has all messages up to this number."""
@@ -369,7 +395,7 @@ class Hub:
             message = next((one for one in site.outbox if one.number == number), None)
         if message is None or not 0 <= offset <= message.size:
             raise Refusal(410, "that message is not needed any more.")
-        await _hand_over(send, message, offset)
+        await _hand_over(send, site, message, offset)
 
     # --- from a site ---
 
@@ -437,6 +463,18 @@ _PAGE_HEADERS = {
 def _set(site: SiteBook) -> None:
     if site.waiting is not None:
         site.waiting.set()
+
+
+class Lost:
+    """Hears when the connection is lost by which a site asks for its next message."""
+
+    def __init__(self, site: SiteBook) -> None:
+        self._site, self.now = site, False
+
+    def __call__(self) -> None:
+        """It is."""
+        self.now, self._site.travelling = True, 0
+        _set(self._site)
 
 
 class Taken:
@@ -534,10 +572,10 @@ async def _drained(receive: Receive, most: int) -> None:
             raise Refusal(413, "the body is longer than was said.")
 
 
-async def _hand_over(send: Send, message: Outgoing, offset: int) -> None:
-    """Send a message from an offset on."""
+async def _hand_over(send: Send, site: SiteBook, message: Outgoing, offset: int) -> None:
+    """Send a message from an offset on; that it goes on is a sign of life."""
     pieces = wire.part_of(message.pieces, offset)
-    await _respond_pieces(send, 200, pieces, {"x-number": str(message.number), "x-size": str(message.size)})
+    await _respond_pieces(send, 200, pieces, {"x-number": str(message.number), "x-size": str(message.size)}, site)
 
 
 async def _have(send: Send, have: int, size: int, status: int = 200) -> None:
@@ -549,7 +587,11 @@ async def _respond(send: Send, status: int, body: bytes, headers: Mapping[str, s
 
 
 async def _respond_pieces(
-    send: Send, status: int, pieces: Sequence[bytes | memoryview], headers: Mapping[str, str]
+    send: Send,
+    status: int,
+    pieces: Sequence[bytes | memoryview],
+    headers: Mapping[str, str],
+    site: SiteBook | None = None,
 ) -> None:
     length = wire.size_of(pieces)
     fields = {"content-length": str(length), **headers} if status != 204 else headers
@@ -563,4 +605,6 @@ async def _respond_pieces(
                     await send({"type": "http.response.body", "body": view[start : start + _PIECE], "more_body": True})
             except TimeoutError:
                 raise _Cut from None  # the message is kept
+            if site is not None:
+                site.seen = time.monotonic()
     await send({"type": "http.response.body", "body": b"", "more_body": False})

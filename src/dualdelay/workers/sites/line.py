@@ -88,7 +88,9 @@ class Line:
         proxy = None if proxy_bypass(parts.hostname) else getproxies().get(parts.scheme)
         if proxy is not None and is_loopback(parts.hostname) and not is_loopback(urlsplit(proxy).hostname or ""):
             proxy = None  # a proxy elsewhere cannot reach this machine's own address
-        self._base = f"{parts.path.rstrip('/')}"
+        self.way = "" if proxy is None else f" through the proxy {proxy.rpartition('@')[2]} of the environment"
+        if parts.scheme == "http":
+            self.way += " by http, which a server with a certificate does not speak"
         pool: Any = urllib3.PoolManager(**options) if proxy is None else urllib3.ProxyManager(proxy, **options)
         self._pool, self._count, self._lock = pool, 0, threading.Lock()
 
@@ -106,7 +108,7 @@ class Line:
         return self.post(target, body, size, authorization=f"Dualdelay {self.name} {session.token} {count} {shown}")
 
     def hello(self, about: Mapping[str, Any]) -> tuple[Session, dict[str, Any]]:
-        """A new session, and what the server says of its run."""
+        """What the server says of its run and, for who names a problem and its data, a new session."""
         challenge = self.read(self.post("/v1/challenge")).decode(errors="replace")
         private, exchange = keys.new_exchange()
         hello = wire.encode("hello", {**about, "exchange": exchange})
@@ -114,15 +116,16 @@ class Line:
         shown = keys.sign(self.key, keys.signed_text(target, self.name, challenge, count))
         words = f"Dualdelay {self.name} {challenge} {count} {shown}"
         try:
-            kind, run = wire.decode(self.read(self.post(target, hello, wire.size_of(hello), authorization=words)))
-            if kind != "welcome":
-                raise Refused(f"{self.url} is no dualdelay server.")
-            key = keys.session_key(private, run.pop("exchange"), self.name, challenge)
+            answer = self.read(self.post(target, hello, wire.size_of(hello), authorization=words))
         except Unknown as error:  # the challenge was too slow on its way
             raise Lost(str(error)) from None
-        except ValueError as error:
+        try:
+            _, run = wire.decode(answer)
+            token, told = run.pop("session"), run.pop("exchange")
+            key = keys.session_key(private, told, self.name, challenge) if token else b""
+        except (ValueError, KeyError) as error:
             raise Refused(f"{self.url} is no dualdelay server: {error}.") from None
-        return Session(run.pop("session"), key), run
+        return Session(token, key), run
 
     def _next_count(self) -> int:
         with self._lock:
@@ -158,7 +161,7 @@ class Line:
         if response.status in (400, 403, 404, 409, 410, 413, 415) and response.headers.get("content-type", "").startswith(
             "text/plain"
         ):
-            raise Gone(text) if response.status == 410 else Refused(f"{self.url}: {text}")
+            raise Gone(text) if response.status == 410 else Refused(f"the server at {self.url} refused this site: {text}")
         raise Lost(f"{self.url} answered {response.status} {' '.join(text.split())[:200]}")
 
     def read(self, response: Any) -> bytes:
@@ -246,7 +249,8 @@ def _context(certificate: Path | None) -> ssl.SSLContext:
 
 
 def _certificate_refused(url: str, error: object) -> Refused:
-    return Refused(
-        f"{url} has a certificate that this site does not trust ({error}). If it is the server's own, give it: "
-        "--certificate server.pem"
+    name = "hostname" in str(error).lower() or "ip address mismatch" in str(error).lower()
+    instead = (
+        "dial one of the names that it has." if name else "If it is the server's own, give it: --certificate server.pem"
     )
+    return Refused(f"{url} has a certificate that this site does not trust ({error}). {instead}")

@@ -113,7 +113,9 @@ def _context(certificate: Path, key: Path) -> ssl.SSLContext:
     try:
         context.load_cert_chain(certificate, key)
     except (OSError, ssl.SSLError) as error:
-        raise BadInput(f"the certificate {certificate} and its key {key} cannot be used ({error}).") from None
+        raise BadInput(
+            f"the certificate {certificate} and its key {key} cannot be used ({error}); expected two PEM files."
+        ) from None
     return context
 
 
@@ -145,6 +147,9 @@ def _bounded_protocol() -> Any:
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._end_head()
+            extensions: Any = (self.scope or {}).get("extensions", {})
+            if "lost" in extensions:
+                extensions["lost"]()
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:

@@ -20,7 +20,7 @@ from ...core.environment import environment
 from ...core.errors import DualDelayError
 from ...core.version import __version__
 from ...engine.half import Half
-from ..messages import EvaluationRequest, JobRequest, PollRequest
+from ..messages import EvaluationRequest, JobRequest, PollRequest, last_line
 from ..worker import Worker
 from . import keys, wire
 from .line import Gone, Letter, Line, Lost, Refused, Session, Unknown
@@ -29,6 +29,7 @@ log = logging.getLogger("dualdelay")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 30.0  # seconds between two tries, doubled each time
 _PART = 8 * 2**20  # bytes of a message in one request
+_TOLD = 10  # failures that are all in the log
 _QUIET = 60.0  # seconds between two lines about the same trouble
 
 Prepare = Callable[[Mapping[str, Any]], tuple[Problem, Half]]
@@ -38,11 +39,22 @@ Prepare = Callable[[Mapping[str, Any]], tuple[Problem, Half]]
 class Site:
     """One site's process: it computes in the thread that runs it, and listens and sends in two others."""
 
-    def __init__(self, url: str, name: str, key: Path, prepare: Prepare, certificate: Path | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        key: Path,
+        prepare: Prepare,
+        certificate: Path | None = None,
+        tell_errors: bool = False,
+    ) -> None:
+        """With ``tell_errors`` the server is told the texts of exceptions, which may quote data, not their kinds alone."""
         keys.require_name(name)
+        self._tell_errors, self._failures = tell_errors, 0
         self.line = Line(url, name, keys.load_key(key), certificate)
         self._prepare, self._life = prepare, secrets.token_hex(16)
         self._made: tuple[dict[str, Any], Problem, Half] | None = None  # for which run, and what
+        self._names = ("", "")  # of its problem and its data
         self._worker: Worker | None = None
         self._incarnation, self._number = -1, -1
         self._rooms = wire.Rooms()
@@ -107,7 +119,7 @@ class Site:
             except Unknown:
                 unknown = session
             except Lost as error:
-                self._say(f"the server cannot be reached ({error}); it is tried again")
+                self._say(f"the server cannot be reached{self.line.way} ({error}); it is tried again")
                 self.line.traffic.lost += 1
                 pause = self._rest(pause)
 
@@ -128,20 +140,31 @@ class Site:
         with self._session_lock:
             if self._session is not before:
                 return
-            session, run = self.line.hello({"protocol": wire.PROTOCOL, "version": __version__, "life": self._life})
+            about = {"protocol": wire.PROTOCOL, "version": __version__, "life": self._life}
+            _, run = self.line.hello({**about, "fingerprint": "", "data": ""})
+            fingerprint, data = self._names_for(run)
+            session, again = self.line.hello({**about, "fingerprint": fingerprint, "data": data})
+            if again != run:
+                raise Lost("another run has begun there")
             self._end_jobs()
             while not self._outbox.empty():
                 self._outbox.get()
             self._number, self._session = run["worker"], session
             log.info("%s is worker %d of %d at %s", self.line.name, run["worker"], run["workers"], self.line.url)
-            self._todo.put(lambda: self._join(run))
 
-    def _join(self, run: dict[str, Any]) -> None:
-        """Have the data and the half for a run, and say so."""
+    def _names_for(self, run: dict[str, Any]) -> tuple[str, str]:
+        """The names of the problem and the data for a run; the thread that computes builds them, before anybody is told."""
         if self._made is None or self._made[0] != run:
-            self._made = (run, *self._prepare(run))
-        _, problem, _ = self._made
-        self._post("joined", {"fingerprint": problem.fingerprint(), "data": problem.data_fingerprint(self._number)})
+            self._todo.put(lambda: self._make(run))
+            while self._made is None or self._made[0] != run:
+                if self._over.wait(0.05):
+                    raise _Stopped
+        return self._names
+
+    def _make(self, run: dict[str, Any]) -> None:
+        problem, half = self._prepare(run)
+        self._names = (problem.fingerprint(), problem.data_fingerprint(run["worker"]))
+        self._made = (run, problem, half)
 
     def _listen(self) -> None:
         """Ask for what there is, do it or have it done, and ask again."""
@@ -214,6 +237,7 @@ class Site:
         run, problem, half = self._made
         self._worker, self._incarnation = Worker(self._number, problem, half, run["threads"]), fields["incarnation"]
         samples = self._worker.samples() if fields["count"] else None
+        samples = self._told_of(samples) if isinstance(samples, str) else samples
         ready = {"incarnation": self._incarnation, "pid": os.getpid(), "environment": environment(), "samples": samples}
         self._post("ready", ready)
 
@@ -226,8 +250,18 @@ class Site:
             return
         reply = self._worker.compute(request, fields["model"], fields["held"])
         if reply is not None:
-            content = reply._asdict()
+            content = reply._replace(error=self._told_of(reply.error))._asdict()
             self._post("reply", {**content, "request": list(reply.request)})
+
+    def _told_of(self, error: str) -> str:
+        """What the server is told of an exception: its kind, for its text may quote data; all of it is in this log."""
+        if not error:
+            return ""
+        self._failures += 1
+        if self._failures <= _TOLD or self._failures % (10 * _TOLD) == 0:
+            log.warning("a job failed here, the %d. time:\n%s", self._failures, error.strip())
+        kind = last_line(error).partition(":")[0].strip()
+        return error if self._tell_errors else f"{kind} (its text stays at the site, in the site's log)"
 
     def _evaluate(self, request: EvaluationRequest, model: Any) -> None:
         if self._worker is None or request.incarnation != self._incarnation:
@@ -238,6 +272,8 @@ class Site:
         self._evaluated(request, worker.aside(request, model))
 
     def _evaluated(self, request: EvaluationRequest, evaluated: Any) -> None:
+        if evaluated is not None and isinstance(evaluated.part, str):
+            evaluated = evaluated._replace(part=self._told_of(evaluated.part))
         if evaluated is not None:
             self._post(
                 "evaluated", {**dict(zip(("incarnation", "evaluation"), request[1:3], strict=True)), "part": evaluated.part}

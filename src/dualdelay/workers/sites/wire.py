@@ -224,8 +224,9 @@ def _arrays(data: memoryview) -> dict[str, Array]:
 NUMBER, TEXT, TRUTH, WHOLE, ARRAYS, TREE, TEXTS = "number", "text", "truth", "whole", "arrays", "tree", "texts"
 SCHEMAS: dict[str, dict[str, str]] = {
     # from a site
-    "hello": {"protocol": WHOLE, "version": TEXT, "life": TEXT, "exchange": TEXT},
-    "joined": {"fingerprint": TEXT, "data": TEXT},
+    "hello": {
+        "protocol": WHOLE, "version": TEXT, "life": TEXT, "exchange": TEXT, "fingerprint": TEXT, "data": TEXT,
+    },
     "ready": {"incarnation": WHOLE, "pid": WHOLE, "environment": TEXTS, "samples": "count"},
     "reply": {
         "request": "request", "value": ARRAYS, "keeps": TRUTH, "loss": NUMBER, "seconds": NUMBER, "error": TEXT,
@@ -250,7 +251,7 @@ SCHEMAS: dict[str, dict[str, str]] = {
     "refused": {"text": TEXT},
     "end": {"text": TEXT},
 }  # fmt: skip
-FROM_SITES = ("joined", "ready", "reply", "evaluated", "kept")
+FROM_SITES = ("ready", "reply", "evaluated", "kept")
 _LONGEST_TEXT = 200_000
 _REQUEST = (int, int, int, int, int, int, float, int, bool, bool, int, int)  # the fields of a JobRequest
 
