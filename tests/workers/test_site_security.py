@@ -566,6 +566,19 @@ def test_a_site_that_is_refused_ends_with_the_servers_line(place: Place) -> None
         Site(place.served.url, "a", place.folder / "a.key", nothing).run()
 
 
+def test_a_site_whose_own_code_fails_says_so_in_one_line_and_takes_nobodys_place(place: Place) -> None:
+    def missing(run: Mapping[str, Any]) -> Any:
+        raise FileNotFoundError("there is no patients.csv")
+
+    _, session = place.hello("a")
+    line = (
+        r"this site cannot take part: FileNotFoundError: there is no patients\.csv \(\S+test_site_security\.py, line \d+\)"
+    )
+    with pytest.raises(dd.BadInput, match=line):
+        Site(place.served.url, "a", place.folder / "a.key", missing).run()
+    assert place.ask("a", "/v1/bye?ack=0", session, 1)[0] == 200, "who is at work stays"
+
+
 def test_a_site_goes_through_a_proxy(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine's setting is taken, and the server's name is resolved at the proxy."""
     pem, private = certificate(place.folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import pytest
 import urllib3
 
 from dualdelay.workers.sites import keys
+from dualdelay.workers.sites.books import SiteBook
 from dualdelay.workers.sites.hub import Hub
 from dualdelay.workers.sites.serving import Served
 from dualdelay.workers.sites.status import StatusBoard
@@ -30,6 +32,7 @@ def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[StatusBoar
     now = time.monotonic()
     first, second, third, _ = hub.sites
     first.session, first.seen, first.doing, first.since, first.address = "s", now, "job 12 at version 40", now, "192.0.2.7"
+    first.waiting = asyncio.Event()
     first.jobs, first.loss, first.bytes_up, first.bytes_down = 12, 0.52, 1_234_567, 2_345_678
     second.session, second.seen = "s", now - 7200
     third.session, third.seen, third.refused = "s", now, f"its data are others {HOSTILE}"
@@ -70,6 +73,20 @@ def test_who_has_the_token_reads_how_the_run_stands(board: tuple[StatusBoard, st
     assert len(status["curve"]) == 30 and status["curve"][-1][1] == pytest.approx(2 / 30)
     assert pool.request("POST", f"{url}/status.json", headers=good).status == 404, "it is read only"
     pool.clear()
+
+
+def test_silence_and_an_objective_that_is_old_are_told() -> None:
+    board, book = StatusBoard(), SiteBook("hospital-a", 0, session="s", seen=time.monotonic() - 12.5, doing="job 3")
+    board.begin("DuDe", lambda: [book])
+    board(10, {"time": 5.0, "updates_per_second": 1.0})
+    board(10, {"objective": 0.5})
+    assert board.status()["run"]["facts"]["objective"] == "0.5"
+    board(90, {"time": 95.0, "updates_per_second": 1.0})
+    status = board.status()
+    assert status["run"]["facts"]["objective"] == "0.5, 90 s ago"
+    assert status["sites"][0]["state"].startswith("silent for 1") and status["sites"][0]["doing"].startswith("job 3, for ")
+    book.travelling = 10**6
+    assert board.status()["sites"][0]["state"] == "there", "it is being sent something"
 
 
 def test_a_long_curve_is_thinned_and_keeps_its_ends() -> None:

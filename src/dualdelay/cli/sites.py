@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from ..runs.settings import Reporting
 from ..runs.simulate import run_one
 from ..runs.spec import with_room
 from ..storage.folder import Folder, is_empty
+from ..storage.record import RunRecord
 from ..workers.settings import FaultPolicy
 from ..workers.sites import keys
 from ..workers.sites.fleet import SiteFleet
@@ -39,12 +41,14 @@ def serve(flags: Serve) -> None:
     algorithm, problem_of = _run_of(flags)
     problem = seeded_problem(problem_of, flags.seed)
     token = None if flags.status_token is None else _token(flags.status_token)
+    folder = common.folder or shared.free_folder(f"{slug(label(algorithm))}-seed{flags.seed}")
+    before = _begun(folder)
     fleet = SiteFleet(
         listen=flags.listen,
         certificate=None if flags.certificate is None else str(flags.certificate),
         certificate_key=None if flags.key is None else str(flags.key),
         roster=str(flags.sites),
-        names=flags.names,
+        names=flags.names or _names(before, flags.sites),
         quorum=flags.quorum,
         silence=flags.silence,
         downloads=flags.downloads,
@@ -52,17 +56,34 @@ def serve(flags: Serve) -> None:
         faults=FaultPolicy(deadline=flags.deadline, gone=flags.gone, minimum=flags.minimum),
         board=StatusBoard(token),
     )
-    folder = common.folder or shared.free_folder(f"{slug(label(algorithm))}-seed{flags.seed}")
     again = f"the same command and --folder {folder}"
     with commands.continued_by(again), commands.boards(common.tensorboard) as log, _told(shown=True):
-        if folder.exists() and not is_empty(folder):
-            Folder(folder).record()  # refuses what is no run's folder
-            given: dict[str, Any] = {"algorithm": algorithm} if "name" not in Folder(folder).record().algorithm else {}
+        if before is not None:
+            given: dict[str, Any] = {"algorithm": algorithm} if "name" not in before.algorithm else {}
             reporting = Reporting(log=log)
             run = resuming.resume(folder, common.updates, common.time, problem, fleet=fleet, watch=reporting, **given)
         else:
             run = run_one(commands.options_of(common, folder), algorithm, problem, fleet, flags.seed, Reporting(log=log))
     commands.print_run(run, common.json, "serve")
+
+
+def _begun(folder: Path) -> RunRecord | None:
+    """What a folder says of its run, if one has begun there; refuses one that is no run's, or cannot be written to."""
+    if folder.exists() and not is_empty(folder):
+        return Folder(folder).record()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise BadInput(f"the folder {folder} cannot be written to ({error.strerror}); choose another: --folder") from None
+    return None
+
+
+def _names(before: RunRecord | None, roster: Path) -> tuple[str, ...]:
+    """The sites of a run: those that it began with, however many were enrolled since, or all in the file."""
+    recorded = tuple((before.fleet or {}).get("names", ())) if before is not None else ()
+    return recorded or tuple(keys.Roster(roster).sites)
 
 
 def _run_of(flags: Serve) -> tuple[Algorithm[Any], ProblemOf]:

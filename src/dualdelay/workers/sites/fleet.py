@@ -92,7 +92,7 @@ class SiteFleet(WorkerFleet):
         if len(names) != workers:
             raise BadInput(
                 f"the problem has {workers} workers, and there are {len(names)} sites ({', '.join(names)}); expected one "
-                "for each worker: enroll the others, or name the sites of this run."
+                "for each worker: enroll the others, or name the sites of this run (--names a b ..., names=[...])."
             )
         return names
 

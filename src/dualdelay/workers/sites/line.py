@@ -89,8 +89,6 @@ class Line:
         if proxy is not None and is_loopback(parts.hostname) and not is_loopback(urlsplit(proxy).hostname or ""):
             proxy = None  # a proxy elsewhere cannot reach this machine's own address
         self.way = "" if proxy is None else f" through the proxy {proxy.rpartition('@')[2]} of the environment"
-        if parts.scheme == "http":
-            self.way += " by http, which a server with a certificate does not speak"
         pool: Any = urllib3.PoolManager(**options) if proxy is None else urllib3.ProxyManager(proxy, **options)
         self._pool, self._count, self._lock = pool, 0, threading.Lock()
 
@@ -150,7 +148,8 @@ class Line:
                 raise _certificate_refused(self.url, reason) from None
             raise Lost(str(reason)) from None
         except (self._errors.HTTPError, OSError) as error:
-            raise Lost(str(error)) from None
+            plain = self.url.startswith("http:") and "RemoteDisconnected" in str(error)
+            raise Lost(f"{error}; a server with a certificate speaks https" if plain else str(error)) from None
         if response.status in (200, 204) or (
             response.status == 409 and response.headers.get("content-type") == "application/json"
         ):

@@ -9,6 +9,7 @@ import random
 import secrets
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -17,7 +18,7 @@ from typing import Any
 
 from ...core import Problem
 from ...core.environment import environment
-from ...core.errors import DualDelayError
+from ...core.errors import BadInput, DualDelayError
 from ...core.version import __version__
 from ...engine.half import Half
 from ..messages import EvaluationRequest, JobRequest, PollRequest, last_line
@@ -162,8 +163,16 @@ class Site:
         return self._names
 
     def _make(self, run: dict[str, Any]) -> None:
-        problem, half = self._prepare(run)
-        self._names = (problem.fingerprint(), problem.data_fingerprint(run["worker"]))
+        """Build the problem and this site's data for a run; what a user's own code raises is told in one line."""
+        try:
+            problem, half = self._prepare(run)
+            self._names = (problem.fingerprint(), problem.data_fingerprint(run["worker"]))
+        except DualDelayError:
+            raise
+        except Exception as error:
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            said = [*getattr(error, "__notes__", ()), f"{type(error).__name__}: {error}"][0]
+            raise BadInput(f"this site cannot take part: {said} ({place.filename}, line {place.lineno}).") from error
         self._made = (run, problem, half)
 
     def _listen(self) -> None:

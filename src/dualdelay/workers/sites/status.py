@@ -18,6 +18,8 @@ from .books import SiteBook
 
 _POINTS = 500  # of the curve
 _AWAY = 60.0  # seconds without a sign after which a site is shown as away
+_SILENT = 5.0  # seconds without a sign of life that are told
+_OLD = 30.0  # seconds from which on the age of the objective is told
 
 _PAGE = files(__package__).joinpath("status.html").read_bytes()
 
@@ -80,7 +82,7 @@ class StatusBoard:
             "updates a second": _number(signs.get("updates_per_second")),
             "seconds": _number(signs.get("time")),
             "loss of minibatches": _number(signs.get("loss")),
-            "objective": _number(self._curve[-1][1] if self._curve else None),
+            "objective": self._objective(),
             "largest staleness": _number(signs.get("tau_max")),
             "faults": ", ".join(f"{count} {name}" for name, count in faults.items()) or "none",
         }
@@ -90,16 +92,25 @@ class StatusBoard:
             "sites": [self._site(site, now) for site in self._sites()],
         }
 
+    def _objective(self) -> str:
+        """The last one, and how old it is, if it is: evaluations wait for all sites that are there."""
+        if not self._curve:
+            return "-"
+        age = self._time - self._curve[-1][0]
+        return _number(self._curve[-1][1]) + (f", {age:.0f} s ago" if age > _OLD else "")
+
     def _site(self, site: SiteBook, now: float) -> dict[str, Any]:
         seen = now - site.seen if site.seen else None
         state = "refused" if site.refused else "not come" if seen is None else "away" if seen > _AWAY else "there"
         if not site.session and seen is not None and not site.refused:
             state = "gone"
+        elif state == "there" and (silent := site.silence(now)) > _SILENT:
+            state = f"silent for {silent:.0f} s"
         doing = site.refused or (f"{site.doing}, for {max(0.0, now - site.since):.0f} s" if site.doing else "waits")
         return {
             "name": site.name,
             "state": state,
-            "doing": doing if state in ("there", "refused") else "-",
+            "doing": doing if state == "refused" or state.startswith(("there", "silent")) else "-",
             "seen": seen,
             "delay": self._signs.get(f"worker/{site.worker}/delay"),
             "jobs": site.jobs,
