@@ -30,13 +30,17 @@ _distribution = _installed()
 __version__ = _distribution.version if _distribution else _SOURCE
 
 
-def install_command(package: str) -> str:
-    """The command that installs a package this one can do without, in a version that will do.
+def install_command(*packages: str) -> str:
+    """The command that installs packages this one can do without, in versions that will do.
 
-    It names that package and not an extra of this one, so it works wherever this one came from.
+    It names those packages and not an extra of this one, so it works wherever this one came from.
     """
+    return f"pip install {' '.join(map(_requirement, packages))}"
+
+
+def _requirement(package: str) -> str:
     for requirement in (_distribution and _distribution.requires) or ():
         text = requirement.split(";")[0].strip()
         if re.split(r"[^\w.-]", text)[0].lower() == package:
-            return f"pip install '{text}'"
-    return f"pip install {package}"
+            return f"'{text}'"
+    return package

@@ -27,8 +27,10 @@ class Served:
     def __init__(self, hub: Hub, listen: str, certificate: Path | None, key: Path | None) -> None:
         try:
             import uvicorn
+            from uvicorn.protocols.http import httptools_impl  # noqa: F401
         except ImportError:
-            raise BadInput(f"sites need uvicorn, which is not installed: {install_command('uvicorn')}.") from None
+            what = install_command("uvicorn", "httptools")
+            raise BadInput(f"sites need uvicorn and httptools, which are not installed: {what}.") from None
         host, port = split_address(listen)
         if certificate is None and not is_loopback(host):
             raise BadInput(
@@ -130,10 +132,7 @@ def _new_runner() -> Any:
 
 def _bounded_protocol() -> Any:
     """uvicorn's protocol on httptools, for heads that are neither long nor slow: it would keep any, and wait for ever."""
-    try:
-        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-    except ImportError:
-        raise BadInput(f"sites need httptools, which is not installed: {install_command('httptools')}.") from None
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
     class BoundedProtocol(HttpToolsProtocol):
         """A connection."""
