@@ -17,9 +17,10 @@ from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
 from dialling import Line, Sites, dialling
+from dualdelay.cli import sites as cli
 from dualdelay.engine.half import Half
 from dualdelay.workers.messages import Died, Returned
-from dualdelay.workers.sites import wire
+from dualdelay.workers.sites import keys, wire
 from dualdelay.workers.sites.books import Incoming
 from dualdelay.workers.sites.fleet import SiteTransport
 from helpers import ROUNDED, audit, check_replay, kinds
@@ -341,3 +342,16 @@ def test_sites_that_do_not_fit_are_refused_before_anything_is_opened(
     with pytest.raises(dd.BadInput) as refused:
         dd.train(dd.DuDe(lr=0.1), Real(PAIR), sites.fleet(**settings), updates=1)
     assert words in str(refused.value)
+
+
+def test_a_run_goes_on_with_the_sites_that_it_began_with_and_a_folder_is_tried_before_anybody_dials(tmp_path: Path) -> None:
+    assert cli._begun(tmp_path / "new") is None and (tmp_path / "new").is_dir()
+    with dialling(tmp_path, Real(PAIR)) as there:
+        names = cli._names(None, there.roster)
+        assert names == ("site-0", "site-1")
+        dd.train(dd.DuDe(lr=0.05), Real(PAIR), there.fleet(names=names), updates=4, folder=tmp_path / "begun")
+        keys.enroll("fifth", there.roster, tmp_path / "fifth.key")
+        record = cli._begun(tmp_path / "begun")
+        assert cli._names(record, there.roster) == ("site-0", "site-1") != cli._names(None, there.roster)
+    with pytest.raises(dd.BadInput, match=r"the folder \S+ cannot be written to .*; choose another: --folder"):
+        cli._begun(there.roster / "below")
