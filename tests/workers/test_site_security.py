@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import itertools
 import json
@@ -417,6 +418,25 @@ def test_what_comes_late_from_an_earlier_session_takes_no_number_of_this_one(pla
     assert [place.hub.inbox.get().hello for _ in range(2)] == [True, True]
     assert place.send(second, 1, b"joined", number=1)[0] == 200
     assert place.hub.inbox.get(timeout=5).data == b"joined"
+
+
+def test_a_question_of_an_earlier_session_takes_no_message_of_this_one_as_received(place: Place) -> None:
+    site = place.hub.sites[0]
+
+    async def scenario() -> None:
+        site.session = "one"
+        question = place.hub._next(site, "one", {"ack": "5", "busy": "1"}, {"extensions": {}}, None)  # type: ignore[arg-type]
+        asked = asyncio.create_task(question)
+        await asyncio.sleep(0)
+        assert site.waiting is not None
+        site.session = "two"
+        place.hub.push(0, "stop", {})
+        site.waiting.set()
+        with pytest.raises(hubs.Refusal, match="no such session any more"):
+            await asked
+
+    asyncio.run(scenario())
+    assert [one.number for one in site.outbox] == [1]
 
 
 def test_two_requests_with_the_same_message_do_not_mix(place: Place) -> None:

@@ -345,16 +345,16 @@ class Hub:
             self.inbox.put(Incoming(site.worker, site.session))
         try:
             while True:
-                self._acknowledge(site, acknowledged)
-                with self._lock:
-                    first = site.outbox[0] if site.outbox else None
-                left = until - time.monotonic()
                 if lost.now:
                     raise _Cut
                 if self.closing:
                     raise Refusal(503, "the server stops; it may be started again.")
-                if site.session != session:
+                if site.session != session:  # before anything is taken as received: numbers begin anew in each
                     raise Refusal(401, "there is no such session any more; say hello again.")
+                self._acknowledge(site, acknowledged)
+                with self._lock:
+                    first = site.outbox[0] if site.outbox else None
+                left = until - time.monotonic()
                 if site.waiting is not mine:
                     first, left = None, 0.0
                 elif first is not None and self._turns is not None and first.size > _SMALL:
