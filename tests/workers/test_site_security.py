@@ -423,9 +423,12 @@ def test_what_comes_late_from_an_earlier_session_takes_no_number_of_this_one(pla
 def test_a_question_of_an_earlier_session_takes_no_message_of_this_one_as_received(place: Place) -> None:
     site = place.hub.sites[0]
 
+    async def unheard(message: Mapping[str, Any]) -> None:
+        raise AssertionError("nothing is answered")
+
     async def scenario() -> None:
         site.session = "one"
-        question = place.hub._next(site, "one", {"ack": "5", "busy": "1"}, {"extensions": {}}, None)  # type: ignore[arg-type]
+        question = place.hub._next(site, "one", {"ack": "5", "busy": "1"}, {"extensions": {}}, unheard)
         asked = asyncio.create_task(question)
         await asyncio.sleep(0)
         assert site.waiting is not None

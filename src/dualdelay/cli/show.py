@@ -116,14 +116,13 @@ def _next(run: Run, record: RunRecord, folder: Path) -> list[str]:
     """What to type next."""
     resume = shared.named_again("resume", folder, record, problem=True)
     if (record.fleet or {}).get("name") == "sites":  # whom to let in is not for a folder to decide
-        resume = f"dualdelay serve ... --folder {shlex.quote(str(folder))}  # as it was begun"
+        resume = f"dualdelay serve ... --folder {shlex.quote(str(folder))}"
     if state_of(run) == "under way":
         return [f"wait until {user_of(folder)} has ended it", f"dualdelay report {shlex.quote(str(folder))}"]
     if run.ended in ("interrupted", "failed"):
         return [resume]
     more = f"--updates {2 * record.updates}" if record.updates is not None else f"--time {2 * (record.time or 0):g}"
-    again = f"{resume}, with {more}" if "  # " in resume else f"{resume} {more}"
-    return [shared.named_again("replay", folder, record, problem=True), again]
+    return [shared.named_again("replay", folder, record, problem=True), f"{resume} {more}"]
 
 
 def _size(folder: Path) -> int:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import signal
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +16,7 @@ from ..engine.half import Half
 from ..problems import exact
 from ..runs import resume as resuming
 from ..runs.names import label, parse, rebuild, slug
+from ..runs.runner import interrupted_by_sigterm
 from ..runs.seeds import ProblemOf, seeded_problem
 from ..runs.settings import Reporting
 from ..runs.simulate import run_one
@@ -128,18 +127,6 @@ def _told(shown: bool = False) -> Iterator[None]:
         log.propagate = spread
 
 
-@contextmanager
-def _stopped_by_sigterm() -> Iterator[None]:
-    """SIGTERM interrupts as Ctrl-C does: a site that is stopped says goodbye, also as a container's process 1."""
-    main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler) if main else None
-    try:
-        yield
-    finally:
-        if main:
-            signal.signal(signal.SIGTERM, before)
-
-
 def site(flags: Site) -> None:
     """Work for a server until its run has ended."""
     shared.import_all(flags.imports)
@@ -154,7 +141,7 @@ def site(flags: Site) -> None:
             )
         return problem, Half(algorithm, run["uplink"])
 
-    with _told(), _stopped_by_sigterm():
+    with _told(), interrupted_by_sigterm():  # a site that is stopped says goodbye
         process = SiteProcess(flags.server, flags.name, flags.key, prepare, flags.certificate, flags.tell_errors)
         text = process.run()
     traffic = process.line.traffic

@@ -445,12 +445,20 @@ def interruptible(active: bool) -> Iterator[list[bool]]:
 @contextmanager
 def starting_workers(meaning: str) -> Iterator[None]:
     """While real workers start, SIGTERM interrupts as Ctrl-C does, and either says what that means."""
+    try:
+        with interrupted_by_sigterm():
+            yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"real workers were still starting; {meaning}") from None
+
+
+@contextmanager
+def interrupted_by_sigterm() -> Iterator[None]:
+    """SIGTERM interrupts as Ctrl-C does, also the first process of a container."""
     main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGTERM, signal.default_int_handler) if main else None
     try:
         yield
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"real workers were still starting; {meaning}") from None
     finally:
         if main:
             signal.signal(signal.SIGTERM, before)

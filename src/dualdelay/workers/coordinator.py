@@ -41,6 +41,7 @@ from .messages import (
     as_tensors,
     checked,
     is_part,
+    is_told,
     last_line,
     request_of,
 )
@@ -55,7 +56,6 @@ _CHECK = 0.1  # seconds between two looks at who is late
 _DEAF = 1.0  # seconds between two calls of receive that count as listening; what the server slept beyond is no one's delay
 _REMINDER = 15.0  # seconds of waiting for processes after which, again and again, a warning names them
 _GRADIENTS_PER_PIECE = 16  # gradients' worth of samples that a worker evaluates in one request, where it evaluates all
-_TOLD = 10  # events of one kind of a worker that are all told
 _NAMED = 20  # workers that one line names
 _DIFFERENCES = 8  # of models for one worker that are kept, in case that it has not had the last ones
 _NOT_THERE = (Status.STARTING, Status.OVERDUE)
@@ -254,8 +254,8 @@ class Coordinator(Fleet):
     def _tell(self, event: Event) -> None:
         """Put an event into the log; of what happens to a worker again and again a few, and then now and then one."""
         times = self._told[event.worker, event.kind] = self._told.get((event.worker, event.kind), 0) + 1
-        if times <= _TOLD or times % (10 * _TOLD) == 0:
-            more = f" (the {times}th time; now every {10 * _TOLD}th is told)" if times >= _TOLD else ""
+        if is_told(times):
+            more = "" if is_told(times + 1) else f" (the {times}th time; not all that follow are told)"
             name = self._transport.name_of(event.worker)
             log.warning("worker %d%s %s: %s%s", event.worker, name and f" ({name})", event.kind.value, event.text, more)
 

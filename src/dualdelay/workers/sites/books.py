@@ -17,7 +17,7 @@ _REQUESTS = (2000.0, 4000.0)  # of a site a second, and at once
 _BUFFERED = 8 * 2**20  # bytes on their way that neither side can see
 _SLOWEST = 20_000.0  # bytes that a line carries in a second, at least
 _LONGEST_TURN = 120.0  # seconds of being sent something, after which others are not kept waiting any more
-_FORGOTTEN = 45.0  # seconds after which who waited and has not asked again is gone: twice as long as a question is open
+_FORGOTTEN = 45.0  # seconds after which who waited and has not asked again is gone: more than two questions are open
 
 
 class Bucket:
@@ -105,7 +105,7 @@ class SiteBook:
     life: str = ""  # names its process
     former: list[str] = field(default_factory=list)  # processes that another one has taken the place of
     address: str = ""
-    greeted: int = 0  # the number of the challenge that began its session
+    greeted: int = 0  # the number of the last challenge that it has answered
     seen: float = 0.0  # when it was heard of last, by the monotonic clock
     busy: bool = False  # whether it said that it computes
     outbox: deque[Outgoing] = field(default_factory=deque)

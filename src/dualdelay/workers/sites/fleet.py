@@ -117,8 +117,8 @@ class SiteTransport:
         self._names = names
         self._data: dict[int, str] = {}  # a digest of each site's data, as it was first
         self._incarnations: dict[int, int] = {}  # that are wanted or there, by worker
-        self._at: dict[int, str] = {}  # the session that each of them is in
-        self._joined: dict[int, str] = {}  # the session of each site that is there with the right problem
+        self._joined: set[int] = set()  # whose sites are there, with the right problem
+        self._at: set[int] = set()  # those of them that were told to begin
         self._question = 0
         self._silence, self._looked, self._awake = fleet.silence, time.monotonic(), time.monotonic()
         self._later: list[Notice] = []
@@ -147,20 +147,20 @@ class SiteTransport:
 
     def start(self, worker: int, incarnation: int) -> None:
         self._incarnations[worker] = incarnation
-        self._at.pop(worker, None)
+        self._at.discard(worker)
         if worker in self._joined:
             self._begin(worker)
 
     def _begin(self, worker: int) -> None:
         """Have a site that is there begin as a new incarnation of its worker."""
-        self._at[worker] = self._joined[worker]
+        self._at.add(worker)
         fields = {"incarnation": self._incarnations[worker], "count": self._problem.needs_sample_counts}
         self.hub.push(worker, "start", fields, alone=True)
 
     def stop(self, worker: int) -> None:
         if self._incarnations.pop(worker, None) is not None and worker in self._joined:
             self.hub.push(worker, "stop", {}, alone=True)
-        self._at.pop(worker, None)
+        self._at.discard(worker)
 
     def name_of(self, worker: int) -> str:
         return self._names[worker]
@@ -169,7 +169,7 @@ class SiteTransport:
         site = self.hub.sites[worker]
         if site.refused:
             return f": {site.name} was refused ({site.refused})"
-        return f": {site.name} has not dialled in" if not site.session else f": {site.name} has not loaded its data yet"
+        return f": {site.name} has not dialled in" if not site.session else f": {site.name} is there, and has not begun"
 
     def put(self, x: Sent) -> Any:
         arrays = as_arrays(x)
@@ -245,7 +245,7 @@ class SiteTransport:
         if incoming.session != site.session:
             return [], None
         if incoming.hello:
-            return self._take_hello(worker, incoming.session), None
+            return self._take_hello(worker), None
         if incoming.bye:
             why = site.refused or f"{self._names[worker]} was stopped where it is"
             return self._lost_process(worker, why, final=True), None
@@ -282,10 +282,10 @@ class SiteTransport:
 
     def _lost_process(self, worker: int, text: str, final: bool = False) -> list[Notice]:
         """A site's process is gone, and with it what it did and kept; ``final``: the run goes on without it."""
-        self._joined.pop(worker, None)
-        if self._at.pop(worker, None) is None or worker not in self._incarnations:
-            return []
-        return [Died(worker, self._incarnations[worker], text, final)]
+        began = worker in self._at and worker in self._incarnations
+        self._joined.discard(worker)
+        self._at.discard(worker)
+        return [] if not began else [Died(worker, self._incarnations[worker], text, final)]
 
     def _admit(self, worker: int, fingerprint: str, data: str) -> str:
         """Why a site with this problem and these data is none of this run; empty if it is. Called by the hub's thread."""
@@ -298,10 +298,10 @@ class SiteTransport:
             return f"its data are not those that {name} began with (fingerprint {first[:12]} then, {data[:12]} now)"
         return ""
 
-    def _take_hello(self, worker: int, session: str) -> list[Notice]:
+    def _take_hello(self, worker: int) -> list[Notice]:
         """A site's process is there, with the right problem; whatever an earlier one did is gone."""
         lost = self._lost_process(worker, f"{self._names[worker]} began anew")
-        self._joined[worker] = session
+        self._joined.add(worker)
         log.info("%s is there, from %s", self._names[worker], self.hub.sites[worker].address)
         if not lost and worker in self._incarnations:
             self._begin(worker)

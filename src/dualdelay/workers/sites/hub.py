@@ -205,7 +205,7 @@ class Hub:
         return hmac.new(self._secret, head.encode(), "sha256").hexdigest()
 
     def _require_new(self, challenge: str, site: SiteBook) -> None:
-        """Refuse an answer that is old, was heard before, or is older than the one that began the session."""
+        """Refuse an answer that is old, was heard before, or is to an earlier challenge than the last answer."""
         head, _, mark = challenge.rpartition(".")
         now, end = time.monotonic(), head.rpartition(".")[2]
         self._answered = {one: until for one, until in self._answered.items() if until > now}
@@ -336,7 +336,7 @@ class Hub:
     async def _next(self, site: SiteBook, session: str, query: Mapping[str, str], scope: Scope, send: Send) -> None:
         """Send the first message that the site does not have, as soon as there is one."""
         acknowledged, site.busy, site.travelling = _whole(query, "ack"), query.get("busy") == "1", 0
-        scope["extensions"]["lost"] = lost = Lost(site)
+        scope["extensions"]["lost"] = lost = Disconnection(site)
         until = time.monotonic() + POLL
         if site.waiting is not None:
             site.waiting.set()  # the site has given an earlier request up
@@ -465,7 +465,7 @@ def _set(site: SiteBook) -> None:
         site.waiting.set()
 
 
-class Lost:
+class Disconnection:
     """Hears when the connection is lost by which a site asks for its next message."""
 
     def __init__(self, site: SiteBook) -> None:

@@ -250,6 +250,6 @@ def _context(certificate: Path | None) -> ssl.SSLContext:
 def _certificate_refused(url: str, error: object) -> Refused:
     name = "hostname" in str(error).lower() or "ip address mismatch" in str(error).lower()
     instead = (
-        "dial one of the names that it has." if name else "If it is the server's own, give it: --certificate server.pem"
+        "Dial one of the names that it has." if name else "If it is the server's own, give it: --certificate server.pem"
     )
     return Refused(f"{url} has a certificate that this site does not trust ({error}). {instead}")

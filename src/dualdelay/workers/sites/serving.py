@@ -25,12 +25,9 @@ class Served:
     """A hub, served by a thread of its own until it is closed."""
 
     def __init__(self, hub: Hub, listen: str, certificate: Path | None, key: Path | None) -> None:
-        try:
-            import uvicorn
-            from uvicorn.protocols.http import httptools_impl  # noqa: F401
-        except ImportError:
-            what = install_command("uvicorn", "httptools")
-            raise BadInput(f"sites need uvicorn and httptools, which are not installed: {what}.") from None
+        protocol = _bounded_protocol()
+        import uvicorn
+
         host, port = split_address(listen)
         if certificate is None and not is_loopback(host):
             raise BadInput(
@@ -40,7 +37,7 @@ class Served:
         if (certificate is None) != (key is None):
             raise BadInput("a certificate and its key belong together; give both, or for loopback neither.")
         config = uvicorn.Config(
-            hub, log_config=None, log_level="critical", access_log=False, lifespan="off", http=_bounded_protocol(),
+            hub, log_config=None, log_level="critical", access_log=False, lifespan="off", http=protocol,
             ws="none", limit_concurrency=4 * len(hub.sites) + 256, timeout_keep_alive=75, server_header=False,
             date_header=False, backlog=1024, proxy_headers=False, timeout_graceful_shutdown=2,
         )  # fmt: skip
@@ -132,7 +129,11 @@ def _new_runner() -> Any:
 
 def _bounded_protocol() -> Any:
     """uvicorn's protocol on httptools, for heads that are neither long nor slow: it would keep any, and wait for ever."""
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+    try:
+        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+    except ImportError:
+        what = install_command("uvicorn", "httptools")
+        raise BadInput(f"sites need uvicorn and httptools, which are not installed: {what}.") from None
 
     class BoundedProtocol(HttpToolsProtocol):
         """A connection."""

@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...core import Problem
 from ...core.environment import environment
 from ...core.errors import BadInput, DualDelayError
 from ...core.version import __version__
 from ...engine.half import Half
-from ..messages import EvaluationRequest, JobRequest, PollRequest, last_line
+from ..messages import EvaluationRequest, JobRequest, PollRequest, is_told, last_line
 from ..worker import Worker
 from . import keys, wire
 from .line import Gone, Letter, Line, Lost, Refused, Session, Unknown
@@ -30,11 +30,20 @@ log = logging.getLogger("dualdelay")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 30.0  # seconds between two tries, doubled each time
 _PART = 8 * 2**20  # bytes of a message in one request
-_TOLD = 10  # failures that are all in the log
 _QUIET = 60.0  # seconds between two lines about the same trouble
 
 Prepare = Callable[[Mapping[str, Any]], tuple[Problem, Half]]
 """From what the server says of the run to the site's own problem and its half of the method."""
+
+
+class _Made(NamedTuple):
+    """What a site has built for a run, and the names by which the server knows it."""
+
+    run: dict[str, Any]
+    problem: Problem
+    half: Half
+    fingerprint: str
+    data: str
 
 
 class Site:
@@ -54,8 +63,7 @@ class Site:
         self._tell_errors, self._failures = tell_errors, 0
         self.line = Line(url, name, keys.load_key(key), certificate)
         self._prepare, self._life = prepare, secrets.token_hex(16)
-        self._made: tuple[dict[str, Any], Problem, Half] | None = None  # for which run, and what
-        self._names = ("", "")  # of its problem and its data
+        self._made: _Made | None = None
         self._worker: Worker | None = None
         self._incarnation, self._number = -1, -1
         self._rooms = wire.Rooms()
@@ -67,7 +75,7 @@ class Site:
         self._session_lock = threading.Lock()
         self._over = threading.Event()
         self._trouble: BaseException | None = None
-        self._told = (0.0, "")
+        self._told = 0.0  # when the log had a line about trouble last
 
     def run(self) -> str:
         """Work until the run has ended; returns what the server says about that."""
@@ -132,9 +140,9 @@ class Site:
 
     def _say(self, text: str) -> None:
         now = time.monotonic()
-        if now - self._told[0] > _QUIET:
+        if now - self._told > _QUIET:
             log.warning("%s", text)
-            self._told = (now, text)
+            self._told = now
 
     def _greet(self, before: Session) -> None:
         """Say hello, unless another thread has done so meanwhile."""
@@ -143,8 +151,8 @@ class Site:
                 return
             about = {"protocol": wire.PROTOCOL, "version": __version__, "life": self._life}
             _, run = self.line.hello({**about, "fingerprint": "", "data": ""})
-            fingerprint, data = self._names_for(run)
-            session, again = self.line.hello({**about, "fingerprint": fingerprint, "data": data})
+            made = self._made_for(run)
+            session, again = self.line.hello({**about, "fingerprint": made.fingerprint, "data": made.data})
             if again != run:
                 raise Lost("another run has begun there")
             self._end_jobs()
@@ -153,27 +161,26 @@ class Site:
             self._number, self._session = run["worker"], session
             log.info("%s is worker %d of %d at %s", self.line.name, run["worker"], run["workers"], self.line.url)
 
-    def _names_for(self, run: dict[str, Any]) -> tuple[str, str]:
-        """The names of the problem and the data for a run; the thread that computes builds them, before anybody is told."""
-        if self._made is None or self._made[0] != run:
+    def _made_for(self, run: dict[str, Any]) -> _Made:
+        """The problem and the data for a run; the thread that computes builds them, before anybody is told."""
+        if self._made is None or self._made.run != run:
             self._todo.put(lambda: self._make(run))
-            while self._made is None or self._made[0] != run:
+            while self._made is None or self._made.run != run:
                 if self._over.wait(0.05):
                     raise _Stopped
-        return self._names
+        return self._made
 
     def _make(self, run: dict[str, Any]) -> None:
         """Build the problem and this site's data for a run; what a user's own code raises is told in one line."""
         try:
             problem, half = self._prepare(run)
-            self._names = (problem.fingerprint(), problem.data_fingerprint(run["worker"]))
+            self._made = _Made(run, problem, half, problem.fingerprint(), problem.data_fingerprint(run["worker"]))
         except DualDelayError:
             raise
         except Exception as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
             said = [*getattr(error, "__notes__", ()), f"{type(error).__name__}: {error}"][0]
             raise BadInput(f"this site cannot take part: {said} ({place.filename}, line {place.lineno}).") from error
-        self._made = (run, problem, half)
 
     def _listen(self) -> None:
         """Ask for what there is, do it or have it done, and ask again."""
@@ -243,8 +250,9 @@ class Site:
 
     def _start(self, fields: Mapping[str, Any]) -> None:
         assert self._made is not None, "a site joins before it is started"
-        run, problem, half = self._made
-        self._worker, self._incarnation = Worker(self._number, problem, half, run["threads"]), fields["incarnation"]
+        made = self._made
+        self._worker = Worker(self._number, made.problem, made.half, made.run["threads"])
+        self._incarnation = fields["incarnation"]
         samples = self._worker.samples() if fields["count"] else None
         samples = self._told_of(samples) if isinstance(samples, str) else samples
         ready = {"incarnation": self._incarnation, "pid": os.getpid(), "environment": environment(), "samples": samples}
@@ -267,7 +275,7 @@ class Site:
         if not error:
             return ""
         self._failures += 1
-        if self._failures <= _TOLD or self._failures % (10 * _TOLD) == 0:
+        if is_told(self._failures):
             log.warning("a job failed here, the %d. time:\n%s", self._failures, error.strip())
         kind = last_line(error).partition(":")[0].strip()
         return error if self._tell_errors else f"{kind} (its text stays at the site, in the site's log)"
