@@ -97,6 +97,58 @@ def test_the_bound_holds(problem, wait_for):
         assert 0 < max(means) <= limit < 1e4 * min(means)  # loose, and not empty
 
 
+@pytest.mark.parametrize(("problem", "wait_for"), [(LINE, 1), (LINE, 2), (PLANE, 1), (PLANE, 2), (QUIET, 1)])
+def test_the_bound_of_the_shorter_proof_holds_too(problem, wait_for):
+    speeds, updates, tau = dd.FixedSpeeds([1.0, 2.0, 4.0]), 300, {1: 13, 2: 5}[wait_for]
+    found, hessian, best = constants(problem), matrices(problem).mean(0), problem.optimum()
+    smooth = math.sqrt(sum(estimate.value**2 for estimate in found.smoothnesses) / 3)  # the root of their mean square
+    gap, variance, largest = found.gap.value, found.variance.value, 1 / (2 * smooth * tau)
+    steps = [largest, largest / 5, min(math.sqrt(3 * gap / (2 * smooth * max(variance, 1e-9) * tau * updates)), largest)]
+    for lr in steps:
+        limit = 2 * gap / (updates * lr) + 4 * smooth * tau * lr * variance / 3
+        runs = [archive(dd.DuDe(lr=lr, wait_for=wait_for), problem.reseeded(k), speeds, updates=updates) for k in range(2)]
+        gradients = [(torch.stack(models[:-1]) - best) @ hessian for _, models in runs]
+        means = [float(each.square().sum(1).mean()) for each in gradients]
+        assert 0 < max(means) <= limit < 1e3 * min(means)
+
+
+class SampledSpeeds(dd.SpeedModel):
+    """A job takes five times as long if the noise of the worker's sample ``draw + shift`` is positive."""
+
+    def __init__(self, problem: dd.Quadratic, shift: int) -> None:
+        self.n, self.problem, self.shift = problem.workers, problem, shift
+
+    def seconds(self, worker: int, draw: int, start: float = 0.0) -> float:
+        at = torch.zeros(1, dtype=torch.float64)  # where the exact gradient is zero
+        noise = float(self.problem.gradient(at, worker, draw + self.shift)[0]) if draw + self.shift >= 0 else 0.0
+        return (1 + 0.013 * worker) * (5.0 if noise > 0 else 1.0)
+
+
+@pytest.mark.parametrize(("shift", "stays"), [(0, 0.0), (-1, -0.40), (10**6, 0.0)])
+def test_delays_that_depend_on_the_sample_in_the_table_shift_where_a_run_stays(shift, stays):
+    problem = dd.Quadratic([[0.0]] * 4, noise=1.0, seed=0)
+    _, models = archive(dd.DuDe(lr=0.005), problem, SampledSpeeds(problem, shift), updates=4000)
+    assert float(torch.stack(models[1000:]).mean()) == pytest.approx(stays, abs=0.1)
+
+
+class SameSamples(dd.Quadratic):
+    """Every worker's k-th job meets the noise of worker 0's."""
+
+    def gradient(self, x: Any, worker: int, draw: int) -> Any:
+        return super().gradient(x, 0, draw)
+
+
+def test_with_the_same_samples_at_all_workers_more_of_them_lower_no_variance():
+    sizes = {}
+    for kind, workers in itertools.product((dd.Quadratic, SameSamples), (1, 10)):
+        problem = kind([[0.0] * 100] * workers, noise=0.1, seed=0)
+        method, speeds = dd.DuDe(lr=0.05, wait_for=workers), dd.FixedSpeeds([1.0] * workers)
+        models = archive(method, problem, speeds, updates=300)[1]
+        sizes[kind, workers] = float(torch.stack(models[50:]).square().sum(1).mean())
+    assert sizes[SameSamples, 10] == pytest.approx(sizes[dd.Quadratic, 1])
+    assert sizes[dd.Quadratic, 10] == pytest.approx(sizes[dd.Quadratic, 1] / 10, rel=0.2)
+
+
 def test_the_theorem_refuses_what_it_does_not_cover():
     for wrong, message in [
         (lambda: bound(**ONE, updates=100, lr=1e-3), "largest step size that the theorem covers"),

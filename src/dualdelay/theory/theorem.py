@@ -1,8 +1,11 @@
 """The theorem of the DuDe-ASGD paper as formulas: its step size, from which update on it holds, and its bound.
 
-Its assumptions: F >= F*; gradients are Lipschitz with L; a minibatch's gradient is unbiased, with variance at most sigma^2
-at every worker and every model met; no gradient in use is ever older than tau_max. The data may be heterogeneous to any
-degree. The paper asks for L of F alone, but its proof uses it of each F_i: the largest L_i is the safe choice.
+Its assumptions: F >= F*; the gradient of every F_i is Lipschitz; a minibatch's gradient is unbiased, with variance at most
+sigma^2 at every worker and every model met; samples are independent across workers and times; no gradient in use is ever
+older than tau_max; delays are independent of the samples. The data may be heterogeneous to any degree. L is the largest
+L_i, or the root of the mean of their squares: the paper asks for L of F alone, which is not enough, and leaves both
+independences unsaid. With them its proof holds, and the constants here are the printed ones. A shorter proof has smaller
+ones (docs/explanation/proof.md): 2 Delta / (T lr) + 4 L tau_max lr sigma^2 / n for any lr up to 1 / (2 L tau_max).
 
 For DuDe with ``wait_for`` workers per update pass the largest model delay of such a run, ``run.delays.tau_max``: that
 waiting for c workers divides it by c, as the paper says, is only approximately so (equal speeds give 2n/c - 1).
@@ -74,7 +77,8 @@ def bound(
 
     It is a bound and no forecast. At the horizon it is about 4 sigma^2 / n: with the numbers under ``horizon`` 0.40, where
     the mean over such a run is about 0.007 and what is left at its end 0.0004, sixty and a thousand times less. Use it to
-    see what matters (sigma^2 tau_max / n), not how much.
+    see what matters (sigma^2 tau_max / n), not how much. All constants are the paper's; smaller ones can be proved
+    (docs/explanation/proof.md).
     """
     cap = _checked(smoothness, gap, variance, delay, workers)
     require_whole("updates", updates, 1)
