@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import dualdelay as dd
 from dualdelay.engine.delays import delay_grids
 from dualdelay.engine.trace import Trace
-from dualdelay.theory.staleness import Staleness, delays, measured, tau_avg, tau_max
+from dualdelay.theory.staleness import delays, measured, tau_avg, tau_max, tau_median, weighted_median
 from helpers import few, heterogeneous, rounding, times
 from own import Scenario
 
@@ -24,11 +24,6 @@ SPEEDS = {
 }
 
 
-def mean_delay(found: Staleness) -> float:
-    """The mean model delay of all arrivals."""
-    return sum(share * mean for share, mean in zip(found.shares, found.arrival_mean, strict=True))
-
-
 @pytest.mark.parametrize("name", SPEEDS)
 @pytest.mark.parametrize("c", [1, 2, 3])
 def test_a_prediction_is_what_a_run_of_that_length_has(name, c):
@@ -38,7 +33,10 @@ def test_a_prediction_is_what_a_run_of_that_length_has(name, c):
     )
     found = delays(speeds, c, updates=150)
     assert (found.tau_max, found.tau_avg) == (run.delays.tau_max, run.delays.tau_avg)
+    assert found.arrival_avg == pytest.approx(run.delays.arrival_avg)
     tau, d = delay_grids(run.trace, speeds.n)
+    assert found.ages == pytest.approx(tau[:-1].mean(0)) and found.tau_avg == pytest.approx(np.mean(found.ages))
+    assert found.tau_median == pytest.approx(np.median(found.ages))
     for worker in range(speeds.n):
         first = tau[:, worker][d[:, worker] == 0]
         assert found.arrival_mean[worker] == pytest.approx(first.mean())
@@ -77,7 +75,7 @@ def test_laws_of_fixed_speeds(seconds, wait_for):
     assert found.idle_share == pytest.approx(np.mean(found.idle))
     if c == 1:
         # n in the long run (the next test); fewer here, since n jobs are in flight at the end and the first are fresh
-        assert 1 <= mean_delay(found) <= n
+        assert 1 <= found.arrival_avg <= n
         assert found.idle == (0.0,) * n
     if c == n:
         assert (found.tau_max, found.tau_avg) == (1, 1.0)
@@ -87,7 +85,24 @@ def test_laws_of_fixed_speeds(seconds, wait_for):
 
 def test_the_mean_delay_of_arrivals_is_the_number_of_workers():
     for speeds in (dd.TruncatedNormalSpeeds(10, std=5.0, seed=1), dd.speeds.ExponentialSpeeds([1.0] * 10)):
-        assert mean_delay(delays(speeds, updates=3000)) == pytest.approx(10, rel=0.02)
+        assert delays(speeds, updates=3000).arrival_avg == pytest.approx(10, rel=0.02)
+
+
+def test_one_straggler_changes_the_mean_and_not_the_median():
+    even, uneven = (delays(dd.FixedSpeeds([1.0] * 9 + [last]), updates=3000) for last in (1.0, 100.0))
+    assert even.tau_median == pytest.approx(even.tau_avg, rel=0.02)
+    assert uneven.tau_avg > 8 * even.tau_avg and uneven.tau_median < even.tau_median
+    assert tau_median([1.0] * 10) == tau_avg([1.0] * 10) == 14.5
+    times = [1.0] * 9 + [100.0]
+    assert tau_median(times) == pytest.approx(uneven.tau_median, rel=0.01) and tau_avg(times) > 140
+
+
+def test_a_median_by_weight():
+    assert weighted_median([3.0, 1.0, 2.0], [1.0, 1.0, 1.0]) == 2.0
+    assert weighted_median([4.0, 1.0, 2.0, 3.0], [2.0] * 4) == 2.5
+    assert weighted_median([7.0], [0.3]) == 7.0
+    assert weighted_median([1.0, 1.0, 9.0], [1.0, 0.0, 0.0]) == 1.0, "what has no weight does not count"
+    assert weighted_median([1.0, 2.0, 100.0], [1.0, 1.0, 1.0]) == 2.0 < weighted_median([1.0, 2.0, 100.0], [1.0, 1.0, 8.0])
 
 
 def test_the_times_of_waiting_can_be_counted_by_hand():
@@ -210,7 +225,7 @@ def test_other_wrong_input_is_refused(tmp_path):
             delays(SPEEDS["fixed"], updates=updates)
     with pytest.raises(dd.BadInput, match="is not the folder of a run"):
         delays(tmp_path)
-    for function in (tau_max, tau_avg):
+    for function in (tau_max, tau_avg, tau_median):
         with pytest.raises(dd.BadInput, match="times"):
             function([1.0, -2.0])
         with pytest.raises(dd.BadInput, match="times is empty"):

@@ -355,9 +355,10 @@ def print_advice(advice: Advice, commands: Sequence[str], missing: Sequence[str]
     """Print heterogeneity and delays, the method that suits and why, a step size, what to type next, what is unknown."""
     _print_heterogeneity(advice, console)
     if advice.staleness:
-        rows = [["wait_for", "updates/s", "gradients/s", "tau_avg", "tau_max", "time spent waiting"]]
+        rows = [["wait_for", "updates/s", "gradients/s", "tau_median", "tau_avg", "tau_max", "time spent waiting"]]
         for row in advice.staleness:
-            means = [number(mean, 3) for mean in (row.updates_per_second, row.arrivals_per_second, row.tau_avg)]
+            rates = (row.updates_per_second, row.arrivals_per_second)
+            means = [number(mean, 3) for mean in (*rates, row.tau_median, row.tau_avg)]
             advised = " *" if row.wait_for == advice.wait_for else ""
             rows.append([f"{row.wait_for}{advised}", *means, f"{row.tau_max:,}", f"{row.idle_share:.0%}"])
         print_rows("how stale gradients will be (* advised)", rows, console)
@@ -366,21 +367,64 @@ def print_advice(advice: Advice, commands: Sequence[str], missing: Sequence[str]
     console.print(f"What suits: {title}{waiting}.")
     for reason in advice.reasons:
         console.print(f"- {reason}")
-    chosen, smoothness = advice.chosen, math.nan if advice.constants is None else advice.constants.smoothness.value
-    delay = "the mean delay of equally fast workers" if chosen is None else f"the mean delay, {number(chosen.tau_avg, 3)}"
-    over = f" and the smoothness, {number(smoothness, 3)}" if smoothness > 1 else ""
-    console.print(f"\nWhere to start: lr={advice.lr:g}: {KAPPA:g} over {delay}{over}. Try a quarter and four times it too.")
+    smoothness = math.nan if advice.constants is None else advice.constants.smoothness.value
+    over = f" and the smoothness ({number(smoothness, 3)})" if smoothness > 1 else ""
+    console.print(
+        f"\nWhere to start: lr={advice.lr_by_rule:g}: {KAPPA:g} over {_delay(advice)}{over}. Try a quarter and four "
+        "times it too."
+    )
     if math.isfinite(advice.theory_lr):
         since = f" from {advice.horizon:,.0f} updates on" if math.isfinite(advice.horizon) else " never, for lack of noise"
         console.print(
             f"The theorem's step for {advice.updates:,} updates is {number(advice.theory_lr, 2)}, {advice.smaller:,.0f} "
             f"times smaller, but proved as far as the measured constants hold. (As printed it holds{since}.)"
         )
+    _print_tries(advice, console)
+    console.print("\nWhat this rests on:")
+    for text in advice.rests_on:
+        console.print(f"- {text}")
     for text, command in zip(("Next:", "To check the choice:"), commands, strict=False):
         console.print(f"\n{text}\n  {command}")
     console.print()
     for line in (*(f"not known: {text}" for text in missing), *(f"note: {text}" for text in advice.notes)):
         console.print(line)
+
+
+def _delay(advice: Advice) -> str:
+    """Which delay the step by the rule is over."""
+    delay = number(advice.delay, 3)
+    if advice.chosen is None:
+        return f"the mean delay of equally fast workers ({delay})"
+    if advice.method == "vanilla":
+        return f"the mean delay of arriving gradients ({delay})"
+    weighted = "" if advice.constants is None else ", each worker counted by its curvature"
+    return f"the delay ({delay})" if advice.method == "sync" else f"the median delay ({delay}{weighted})"
+
+
+def _print_tries(advice: Advice, console: Console) -> None:
+    """Print what came of the steps that were tried."""
+    tries = advice.tries
+    if tries is None:
+        return
+    rows, found = [["lr", "objective"]], math.isfinite(tries.best.objective)
+    for run in tries.runs:
+        best = " *" if found and run == tries.best else ""
+        rows.append([f"{run.lr:g}{best}", number(run.objective) if math.isfinite(run.objective) else "diverged"])
+    length = f"time {tries.time:g}" if tries.updates is None else counted(tries.updates, "update")
+    console.print()
+    print_rows(f"steps that were tried, each until {length} (* best)", rows, console)
+    if found:
+        console.print(f"Advised: lr={advice.lr:g}. These are single runs: a step half or twice as long may be as good.")
+    else:
+        console.print(f"Every step that was tried diverged. Advised: lr={advice.lr:g} or less.")
+    if tries.share < 1:
+        console.print(
+            f"Each run has {tries.share:.2g} of the length, for the seconds would not have sufficed for all of it. In a "
+            "longer run the best step is often smaller."
+        )
+    if not tries.complete:
+        beyond = f", and the best is the {tries.edge} step" if found and tries.edge else ""
+        console.print(f"The seconds were over after {counted(len(tries.runs), 'run')}{beyond}: give more to try further.")
 
 
 def _print_heterogeneity(advice: Advice, console: Console) -> None:

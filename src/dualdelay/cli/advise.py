@@ -19,15 +19,16 @@ from ..runs.names import label, parse, rebuild
 from ..runs.progress import SweepProgress
 from ..simulation.speeds import SpeedModel
 from ..storage.folder import Folder
-from ..theory.advice import Advice, Report, round_to
+from ..theory.advice import Advice
 from ..theory.advice import advise as advice_for
 from ..theory.staleness import measured, per_job, recorded_trace
+from ..theory.tries import Report, round_to
 from . import shared
 from .flags import DEFAULT_PROBLEM, DEFAULT_SPEEDS, Advise
 
 _UNKNOWN = "unknown"  # the speeds of real workers that have not run yet
 _REAL = "--fleet ray"
-_ROW = ("wait_for", "updates_per_second", "arrivals_per_second", "tau_avg", "tau_max", "idle_share")
+_ROW = ("wait_for", "updates_per_second", "arrivals_per_second", "tau_median", "tau_avg", "tau_max", "idle_share")
 
 
 @dataclass
@@ -57,6 +58,8 @@ def advise(flags: Advise) -> None:
         require_whole("updates", updates, 1)
     if time is not None:
         require_positive("time", time, MOST)
+    if flags.try_seconds is not None:
+        require_positive("try", flags.try_seconds, MOST)
     for name, path in (("run", run), ("folder", flags.folder)):
         if path is not None:
             require_path(name, path)
@@ -68,9 +71,13 @@ def advise(flags: Advise) -> None:
         case = _described(flags.problem, flags.speeds, flags.seed) if run is None else _recorded(run, flags.problem)
         if case.problem is None and case.speeds is None:
             raise BadInput(" ".join(case.errors))
+        if flags.try_seconds is not None:
+            _require_triable(case)
         advice = advice_for(
             case.problem, case.speeds, x=case.x, later=case.later, updates=updates, time=time, seed=case.seed, report=ticks
         )
+        if flags.try_seconds is not None:
+            advice = _tried(advice, case, flags.try_seconds, time, ticks)
     advice = replace(advice, notes=(*case.notes, *advice.notes))
     missing = [*case.errors, *advice.missing]
     commands = _commands(advice, case, updates, time)
@@ -81,9 +88,30 @@ def advise(flags: Advise) -> None:
         chosen = f"{advice.method}, wait_for={advice.wait_for}, lr={advice.lr:g}"
         caption = f"{advice.workers} workers. Advised: {chosen}."
         figure = shared.print_figure(lambda: draw_waiting(advice.staleness, path, caption), console)
+    if flags.try_seconds is None and case.problem is not None and advice.chosen is not None:
+        console.print("To try a few steps for a minute, and be told which is best, add: --try 60")
     shared.finish(json, "advise", **_values(advice), missing=missing, commands=commands, figure=figure)
     if case.wrong:
         raise shared.Incomplete(case.wrong[0])
+
+
+def _require_triable(case: _Case) -> None:
+    """Refuse to try steps where there is nothing to simulate; a mistake in what was given is told by itself."""
+    if not case.wrong and (case.problem is None or case.speeds is None):
+        raise BadInput(f"--try needs a problem and the speeds of its workers, but {case.errors[0]} Or leave out --try.")
+
+
+def _tried(advice: Advice, case: _Case, seconds: float, time: float | None, report: Report) -> Advice:
+    """The advice after trying some steps, if that is possible."""
+    if case.problem is None or case.speeds is None:
+        return advice
+    try:
+        if advice.chosen is None:
+            raise BadInput("the workers' delays are not known.")
+        return advice.after_trying(case.problem, case.speeds, seconds, time=time, x=case.x, seed=case.seed, report=report)
+    except DualDelayError as error:
+        case.mistake(f"no steps could be tried: {error}")
+        return advice
 
 
 def _described(problem: str | None, speeds: str | None, seed: int) -> _Case:
@@ -165,7 +193,7 @@ def _commands(advice: Advice, case: _Case, updates: int | None, time: float | No
     if chosen is not None and not real:
         own = _grid(advice.method, advice.lr, wait)
         if advice.method == "dude":
-            methods = f"{own} auto {_grid('vanilla', advice.lr_async)}"
+            methods = f"{own} auto {_grid('vanilla', advice.lr_vanilla)}"
         else:
             methods = f"{own} {_grid('dude', advice.lr_async)}"
         until = time if time is not None else round_to(advice.updates / chosen.updates_per_second)
@@ -181,11 +209,13 @@ def _grid(method: str, lr: float, more: str = "") -> str:
 
 def _values(advice: Advice) -> dict[str, Any]:
     """The advice for the line of JSON."""
-    names = ("workers", "method", "wait_for", "lr", "lr_async", "updates", "theory_lr", "horizon", "even", "pull")
-    values = {name: getattr(advice, name) for name in (*names, "reasons", "notes")}
+    steps = ("lr", "lr_by_rule", "delay", "lr_async", "lr_vanilla", "theory_lr")
+    names = ("workers", "method", "wait_for", *steps, "updates", "horizon", "even", "pull", "reasons", "rests_on", "notes")
+    values = {name: getattr(advice, name) for name in names}
     values["table"] = [{name: getattr(row, name) for name in _ROW} for row in advice.staleness]
     values["constants"] = None if advice.constants is None else asdict(advice.constants)
     values["later"] = None if advice.later is None else asdict(advice.later)
+    values["tries"] = None if advice.tries is None else {**asdict(advice.tries), "edge": advice.tries.edge}
     return values
 
 

@@ -27,6 +27,16 @@ Imports = Annotated[
         help_behavior_hint="",
     ),
 ]
+TrySeconds = Annotated[
+    float | None,
+    tyro.conf.arg(
+        name="try",
+        metavar="SECONDS",
+        help="Simulate the advised method at a few steps for so many real seconds, such as 60, and advise the best; by "
+        "default none is tried.",
+        help_behavior_hint="",
+    ),
+]
 OneFolder = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FOLDER")]
 Config = Annotated[
     Path | None,
@@ -323,6 +333,8 @@ class Advise:
     Example: dualdelay advise --problem 'digits[workers=10,alpha=0.1]' --speeds 'truncated_normal[std=5]' --time 300
 
     From a run: dualdelay advise --run runs/first
+
+    With --try 60 it also tries a few steps for a minute.
     """
 
     problem: MaybeText = None
@@ -337,6 +349,7 @@ class Advise:
     """How many server updates the run is to make, if you know."""
     time: MaybeFloat = None
     """How long the run is to be: simulated, or seconds of real workers."""
+    try_seconds: TrySeconds = None
     seed: Seed = 0
     folder: MaybePath = None
     """Where the figure goes; by default a new folder under runs/."""

@@ -68,10 +68,23 @@ def delays(trace: Trace, *, remembers: bool) -> Delays:
     at_arrival = int((begin - taken).max()), float((begin - taken).mean())
     if not remembers:
         return Delays(*at_arrival, *at_arrival)
+    sums, count = _in_use(begin, taken, end, last)
+    return Delays(int((end - taken).max()), float(sums.sum() / count.sum()), *at_arrival)
+
+
+def mean_ages(trace: Trace, workers: int) -> npt.NDArray[np.float64]:
+    """For each worker, the mean model delay of its gradient in use, over iterations 1..T-1."""
+    last = last_version(trace)
+    worker, begin, taken, end = _segments(trace, used_in(trace), last)
+    sums, count = _in_use(begin, taken, end, last)
+    return np.bincount(worker, sums, workers) / np.bincount(worker, count, workers)
+
+
+def _in_use(begin: Grid, taken: Grid, end: Grid, last: int) -> tuple[Grid, Grid]:
+    """For each gradient that was used, the sum of its delays over the iterations that used it, and their number."""
     until = np.minimum(end, max(last - 1, 1))  # the paper's mean is over t = 1..T-1
     count = np.maximum(until - begin + 1, 0)  # iterations begin..until use a gradient taken at version `taken`
-    sums = (begin + until) * count // 2 - taken * count
-    return Delays(int((end - taken).max()), float(sums.sum() / count.sum()), *at_arrival)
+    return (begin + until) * count // 2 - taken * count, count
 
 
 def _segments(trace: Trace, used: Grid, last: int) -> tuple[Grid, Grid, Grid, Grid]:

@@ -15,6 +15,7 @@ from .staleness import Staleness as Staleness
 from .staleness import delays as delays
 from .staleness import tau_avg as tau_avg
 from .staleness import tau_max as tau_max
+from .staleness import tau_median as tau_median
 from .theorem import bound as bound
 from .theorem import horizon as horizon
 from .theorem import largest_step as largest_step

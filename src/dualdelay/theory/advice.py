@@ -3,38 +3,50 @@
 The rules of thumb are those of docs/results/methods.md and docs/results/paper.md. Where vanilla ASGD ends, grad F is the
 pull of the fast workers' data, sum_i (1/n - p_i) (grad F_i - grad F) with p_i worker i's share of the gradients; so that
 pull, against the gradient that training has to bring down, says whether the bias matters.
+
+The step is over a delay. For DuDe it is the median over workers of their gradients' age, each worker with the weight of
+its curvature: with x' = -step sum_i L_i x(t - tau_i) / n all is stable while step L m < 1, if half of the curvature is m
+updates old at most, whatever the other ages are. The mean is no longer than that but for stragglers, which it follows.
+For vanilla ASGD it is the mean age of arriving gradients, which is about the number of workers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..algorithms.auto import AutoDuDe
 from ..algorithms.dude import DuDe
-from ..core import Problem
+from ..algorithms.sync import SyncSGD
+from ..algorithms.vanilla import VanillaASGD
+from ..core import Algorithm, Problem
 from ..core.errors import MOST, BadInput, DualDelayError
 from ..runs.settings import Evaluation, Server
 from ..runs.simulate import simulate
 from ..simulation.speeds import SpeedModel
 from .constants import FEW, Constants, Estimate, Oracle, constants
-from .staleness import Staleness, delays
+from .staleness import Staleness, delays, weighted_median, whole_jobs
 from .theorem import horizon, step_size
+from .tries import Report, Tries, round_to, try_steps
 
-KAPPA = AutoDuDe.lr  # a first step size, times the mean delay: docs/results/tuning.md
+KAPPA = AutoDuDe.lr  # a first step size, times the delay: docs/results/tuning.md
 IDLE = 1 / 8  # of their time that workers may wait: up to there the step grows as fast as updates get fewer
 _EVEN = 0.8  # of the gradients that synchronous SGD still has where it costs little
 _PULL = 0.1  # of the gradient, below which the fast workers' data may count for more
+_BEST = {  # what the best steps were there, times the delay
+    "dude": "the best steps had 0.3 to 0.8",
+    "vanilla": "vanilla's best steps had 0.2 to 0.6",
+    "sync": "of synchronous SGD none above 0.2 was tried",
+}
 _ARRIVALS = 20_000  # to simulate at most for each wait_for
 _LENGTH = 2_000  # gradients of a run whose length is not given, and of the trial at most
 _TRIAL = 50  # gradients of the trial for each worker
 _PASS, _SAMPLES = 50, 1_000  # curvature is that of all data if they are so few minibatches, else of so many samples
-
-Report = Callable[[float, str], None]
 
 
 @dataclass(frozen=True)
@@ -65,9 +77,15 @@ class Advice:
     wait_for: int
     """Workers per update: of DuDe, and n for synchronous SGD."""
     lr: float
-    """A first step size for it."""
+    """A first step size for it: by the rule, or the best of those that were tried."""
+    lr_by_rule: float
+    """0.6 over the delay and the smoothness."""
+    delay: float
+    """The delay of the rule, in updates of that method."""
     lr_async: float
-    """The same for methods that wait for no other worker."""
+    """By the same rule, of DuDe that waits for no other worker,"""
+    lr_vanilla: float
+    """and of vanilla ASGD."""
     updates: int
     """The planned length, in updates of that method."""
     missing: tuple[str, ...]
@@ -77,6 +95,14 @@ class Advice:
     """The theorem's step size for that length, with the measured constants."""
     horizon: float
     """The updates from which on the theorem holds as it is printed."""
+    tries: Tries | None = None
+    """What came of trying some steps."""
+
+    def algorithm(self, lr: float) -> Algorithm[Any]:
+        """The method that suits, with this step."""
+        if self.method == "dude":
+            return DuDe(lr, self.wait_for)
+        return SyncSGD(lr) if self.method == "sync" else VanillaASGD(lr)
 
     @property
     def chosen(self) -> Staleness | None:
@@ -86,7 +112,7 @@ class Advice:
     @property
     def smaller(self) -> float:
         """How many times smaller the theorem's step is."""
-        return self.lr / self.theory_lr
+        return self.lr_by_rule / self.theory_lr
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -120,10 +146,72 @@ class Advice:
         if self.method == "dude" and 1 < self.wait_for < self.workers:
             reasons.append(
                 f"Waiting for {self.wait_for} workers costs {self.chosen.idle_share:.0%} of their time and shortens the "
-                f"mean delay to {self.chosen.tau_avg:.3g} updates: steps can be longer by about what updates get fewer. "
+                f"median delay to {self.chosen.tau_median:.3g} updates: steps can be longer by about what updates get "
+                "fewer. "
                 "The method auto finds such a number and its step as it goes, and was ahead in docs/results/tuning.md."
             )
         return tuple(reasons)
+
+    @property
+    def rests_on(self) -> tuple[str, ...]:
+        """What each part of the advice rests on: measurements, rules of thumb and where they were found, assumptions."""
+        texts, row = [], self.chosen
+        if row is not None:
+            texts.append(
+                f"Delays: measured, in a simulation of {row.arrivals:,} gradients, as if workers stayed as fast as this."
+            )
+        if self.constants is not None:
+            later = "" if self.later is None else " and at one further on"
+            texts.append(
+                f"Heterogeneity: measured at the first model{later}. Smoothness: measured at the first model only."
+            )
+        if row is not None:
+            texts.append(
+                f"Method: rules of thumb of docs/results/methods.md: synchronous SGD from {_EVEN:.0%} of the gradients on, "
+                f"vanilla ASGD up to a pull of {_PULL:g}, otherwise DuDe."
+            )
+        if row is not None and self.method == "dude":
+            texts.append(
+                f"wait_for: a rule of thumb: the most workers that it costs up to {IDLE:.1%} of their time to wait for."
+            )
+        texts.append(
+            f"lr: a rule of thumb. {KAPPA:g} was found for DuDe with LeNet on CIFAR-10 ({_BEST[self.method]}). On a "
+            "logistic regression the best was up to ten times smaller, on the digits up to seven times larger: a start, "
+            "not a result."
+        )
+        if row is not None and self.method == "dude" and row.tau_avg > 2 * self.delay:
+            careful = round_to(self.lr_by_rule * self.delay / row.tau_avg)
+            texts.append(
+                "The median delay: an assumption, that no direction is curved by the slowest workers' data alone. Where "
+                f"one is, the mean delay counts, {row.tau_avg:.3g}: if the loss swings for long, begin with lr={careful:g}."
+            )
+        return tuple(texts)
+
+    def after_trying(
+        self,
+        problem: Problem,
+        speeds: SpeedModel,
+        seconds: float,
+        *,
+        time: float | None = None,
+        x: Tensor | None = None,
+        seed: int = 0,
+        report: Report | None = None,
+    ) -> Advice:
+        """The same advice with the best of some steps, each simulated for the planned length, in so many real seconds."""
+        tries = try_steps(
+            self.algorithm,
+            self.lr_by_rule,
+            problem,
+            whole_jobs(speeds, problem),
+            seconds=seconds,
+            updates=self.updates,
+            time=time,
+            seed=seed,
+            x=x,
+            report=report,
+        )
+        return replace(self, lr=tries.lr, tries=tries)
 
 
 def rows_for(workers: int) -> list[int]:
@@ -175,13 +263,20 @@ def advise(
                 missing.append(f"delays with wait_for={wait_for} could not be measured: {error}")
 
     smoothness = 1.0 if measured is None or not measured.smoothness.value > 1 else measured.smoothness.value
-    step = {wait_for: round_to(KAPPA / (smoothness * row.tau_avg)) for wait_for, row in rows.items()}
+    weights = _curvatures(measured, n)
+    delay = {wait_for: weighted_median(row.ages, weights) for wait_for, row in rows.items()}
+    equal = 1.5 * n - 0.5  # DuDe's delay if all are equally fast
+    arriving = rows[1].arrival_avg if 1 in rows else float(n)  # vanilla's
+
+    def step(delay: float) -> float:
+        return round_to(KAPPA / (smoothness * delay))
+
     wait_for = max((wait_for for wait_for, row in rows.items() if row.idle_share <= IDLE), default=1)
-    lr = step.get(wait_for, round_to(KAPPA / (smoothness * (1.5 * n - 0.5))))  # as if all were equally fast
     if problem is not None and later is None and speeds is not None and rows:
         report(0.9, "a short trial run")
         try:
-            later = _trial(DuDe(lr, wait_for), problem, speeds, x, seed, notes)
+            lr = step(delay[wait_for])
+            later = _trial(DuDe(lr, wait_for), problem, whole_jobs(speeds, problem), x, seed, notes)
         except DualDelayError as error:
             missing.append(f"how heterogeneous the data are later on could not be measured: a trial run failed: {error}")
     after = None if problem is None or later is None else _later(problem, later, missing)
@@ -194,6 +289,7 @@ def advise(
         updates = max(1, round(min(time * rows[wait_for].updates_per_second, MOST)))
     updates = updates or int(round_to(max(1.0, _LENGTH / wait_for)))
     theory_lr, theory_horizon = _theory(measured, rows.get(wait_for), n, updates, missing)
+    own = arriving if method == "vanilla" else delay.get(wait_for, equal)
     return Advice(
         workers=n,
         constants=measured,
@@ -203,14 +299,23 @@ def advise(
         pull=pull,
         method=method,
         wait_for=wait_for,
-        lr=step.get(wait_for, lr),
-        lr_async=step.get(1, lr),
+        lr=step(own),
+        lr_by_rule=step(own),
+        delay=own,
+        lr_async=step(delay.get(1, equal)),
+        lr_vanilla=step(arriving),
         updates=updates,
         missing=tuple(missing),
         notes=tuple(notes),
         theory_lr=theory_lr,
         horizon=theory_horizon,
     )
+
+
+def _curvatures(measured: Constants | None, n: int) -> Sequence[float]:
+    """The workers' own smoothness, and where that is not known ones."""
+    own = [] if measured is None else [estimate.value for estimate in measured.smoothnesses]
+    return own if own and all(map(math.isfinite, own)) and max(own) > 0 else [1.0] * n
 
 
 def _trial(method: DuDe, problem: Problem, speeds: SpeedModel, x: Tensor | None, seed: int, notes: list[str]) -> Tensor:
@@ -275,8 +380,3 @@ def _theory(
         return math.nan, math.nan
     setting = (*known, chosen.tau_max, n)
     return step_size(*setting, updates), horizon(*setting)
-
-
-def round_to(value: float) -> float:
-    """A number with two digits, for a person to type."""
-    return float(f"{value:.2g}")

@@ -14,7 +14,7 @@ from ..algorithms.dude import DuDe
 from ..core import Problem
 from ..core.errors import BadInput, require_whole
 from ..engine.delays import delays as delays_of
-from ..engine.delays import last_version, used_in
+from ..engine.delays import last_version, mean_ages, used_in
 from ..engine.result import Run
 from ..engine.trace import Trace
 from ..problems import Quadratic
@@ -41,6 +41,8 @@ class Staleness:
     """The largest model delay of any gradient in the aggregate."""
     tau_avg: float
     """The mean model delay over all workers' gradients in the aggregate and iterations 1..T-1."""
+    ages: tuple[float, ...]
+    """For each worker, the mean model delay of its gradient in the aggregate over iterations 1..T-1."""
     arrival_mean: tuple[float, ...]
     """For each worker, the mean model delay of its gradients when they are first used."""
     arrival_max: tuple[int, ...]
@@ -61,6 +63,16 @@ class Staleness:
     """Gradients that arrived for them."""
     notes: tuple[str, ...] = ()
     """Warnings, such as of a worker that hardly reported."""
+
+    @property
+    def tau_median(self) -> float:
+        """The median over workers of the mean model delay of their gradients in the aggregate."""
+        return weighted_median(self.ages, [1.0] * len(self.ages))
+
+    @property
+    def arrival_avg(self) -> float:
+        """The mean model delay of all arrivals when they are first used: that of vanilla ASGD, if wait_for is one."""
+        return sum(share * mean for share, mean in zip(self.shares, self.arrival_mean, strict=True))
 
     @property
     def idle_share(self) -> float:
@@ -125,6 +137,24 @@ def tau_avg(times: Sequence[float]) -> float:
     return 1.5 * sum(seconds) / len(seconds) * sum(1.0 / s for s in seconds) - 0.5
 
 
+def tau_median(times: Sequence[float]) -> float:
+    """About the median over workers of the mean delay in DuDe's aggregate, waiting for one: 1.5 median(s) R - 0.5.
+
+    It is as near as ``tau_avg``, with which it agrees within a fifth for most draws of speeds. One very slow worker makes
+    the mean as long as it likes, and the median hardly longer.
+    """
+    seconds = floats("times", times)
+    return 1.5 * float(np.median(seconds)) * sum(1.0 / s for s in seconds) - 0.5
+
+
+def weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
+    """The value that half of the weight lies below, interpolated; with equal weights the median."""
+    pairs = sorted((value, weight) for value, weight in zip(values, weights, strict=True) if weight > 0)
+    ordered, positive = np.array(pairs).T
+    places = (np.cumsum(positive) - positive / 2) / positive.sum()
+    return float(np.interp(0.5, places, ordered))
+
+
 class _JobSpeeds(SpeedModel):
     """The speeds of jobs of several minibatches."""
 
@@ -141,6 +171,24 @@ def per_job(speeds: SpeedModel, problem: Problem) -> SpeedModel:
         raise BadInput(f"speeds are given for {speeds.n} workers, but the problem has {problem.workers}; give as many.")
     batches = tuple(problem.batches(worker) for worker in range(problem.workers))
     return speeds if set(batches) == {1} else _JobSpeeds(speeds, batches)
+
+
+class _WholeJobs(SpeedModel):
+    """Speeds that are those of whole jobs already, however many minibatches a job has."""
+
+    def __init__(self, speeds: SpeedModel) -> None:
+        self.n, self._speeds = speeds.n, speeds
+
+    def seconds(self, worker: int, draw: int, start: float = 0.0) -> float:
+        return self._speeds.seconds(worker, draw, start)
+
+    def job(self, worker: int, draw: int, start: float, batches: int) -> float:
+        return self.seconds(worker, draw, start)
+
+
+def whole_jobs(speeds: SpeedModel, problem: Problem) -> SpeedModel:
+    """Speeds of a problem's jobs, such as ``per_job`` makes, for a simulation, which would count minibatches again."""
+    return speeds if all(problem.batches(worker) == 1 for worker in range(problem.workers)) else _WholeJobs(speeds)
 
 
 def _trace(speeds: SpeedModel, wait_for: int, updates: int) -> Trace:
@@ -164,6 +212,7 @@ def _staleness(trace: Trace, workers: int, wait_for: int, notes: tuple[str, ...]
         wait_for=wait_for,
         tau_max=in_aggregate.tau_max,
         tau_avg=in_aggregate.tau_avg,
+        ages=tuple(mean_ages(trace, workers).tolist()),
         arrival_mean=tuple(float(delay.mean()) for delay in by_worker),
         arrival_max=tuple(int(delay.max()) for delay in by_worker),
         arrival_percentiles=tuple(tuple(np.percentile(delay, PERCENTILES).tolist()) for delay in by_worker),
