@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .core.version import __version__ as __version__
     from .engine.result import EarlyStop, Run
     from .engine.table import Table
-    from .problems import Batches, Cifar10, Digits, LocalSteps, Network, Quadratic
+    from .problems import Batches, Cifar10, Digits, Languages, LocalSteps, Network, Quadratic
     from .runs.load import load
     from .runs.replay import replay
     from .runs.resume import resume
@@ -62,6 +62,7 @@ __all__ = [
     "FleetControl",
     "Interrupted",
     "Job",
+    "Languages",
     "LocalSteps",
     "Network",
     "Problem",
@@ -124,7 +125,7 @@ _HOMES = {
     "core.version": ("__version__",),
     "engine.result": ("EarlyStop", "Run"),
     "engine.table": ("Table",),
-    "problems": ("Batches", "Cifar10", "Digits", "LocalSteps", "Network", "Quadratic"),
+    "problems": ("Batches", "Cifar10", "Digits", "Languages", "LocalSteps", "Network", "Quadratic"),
     "runs.load": ("load",),
     "runs.replay": ("replay",),
     "runs.resume": ("resume",),

@@ -1,13 +1,11 @@
-"""MNIST, Fashion-MNIST and the manual pages come whole or not at all, the same from every source."""
+"""MNIST and Fashion-MNIST come whole or not at all, the same from every source."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
-import io
 import json
 import struct
-import tarfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +15,9 @@ import pytest
 from test_downloads import Site, held, pack, put, serving
 
 import dualdelay as dd
-from dualdelay.cli import downloads, manpages
+from dualdelay.cli import downloads
 from dualdelay.cli.datasets import DATA_SETS, FASHION_MNIST, MNIST, DataSet
 from dualdelay.problems import PROBLEMS
-from dualdelay.problems.manpages import LANGUAGES
 
 # seven images of each class; to test with are the first of each class in the package, and here all of the last ten
 ROWS = [
@@ -64,20 +61,6 @@ def small(data: DataSet, **changes: object) -> DataSet:
 @pytest.fixture(params=[MNIST, FASHION_MNIST], ids=lambda data: data.name)
 def data(request: pytest.FixtureRequest) -> DataSet:
     return small(request.param)
-
-
-@pytest.fixture
-def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """Puts programs on the path, alone with the system's own."""
-    place = tmp_path / "bin"
-    place.mkdir()
-    monkeypatch.setenv("PATH", f"{place}:/usr/bin:/bin")
-
-    def install(name: str, script: str) -> None:
-        (place / name).write_text(f"#!/bin/sh\n{script}\n")
-        (place / name).chmod(0o755)
-
-    return install
 
 
 def test_every_data_set_has_a_problem_of_its_name_that_reads_its_files() -> None:
@@ -173,100 +156,3 @@ def test_a_packed_file_that_is_enormous_is_not_unpacked(tmp_path: Path) -> None:
     own = put(tmp_path / "own", {name: b"".join(gzip.compress(bytes(1 << 24), 1) for _ in range(4))})
     with pytest.raises(dd.BadInput, match=rf"{name} has .* bytes; expected 47,040,016 at most"):
         downloads.fetch(small(MNIST), tmp_path / "here", own)
-
-
-# the manual pages
-
-PAGE = (
-    r""".\" a comment
-.TH LS 1
-.SH NAME
-ls \- \fBlist\fP {0} contents \(em {0}\(aqs \[lq]words\[rq]\&
-'\" t
-"""
-    + "{0} word  \n" * 12_000
-)
-
-
-def deb(language: str) -> bytes:
-    """What dpkg-deb gives for a package: an archive with pages, one of them not to be read."""
-    sink = io.BytesIO()
-    with tarfile.open(fileobj=sink, mode="w") as archive:
-        for path, text in (
-            (f"./usr/share/man/{language}/man1/ls.1.gz", PAGE.format(language)),
-            ("./usr/share/doc/x", "no"),
-        ):
-            content = gzip.compress(text.encode())
-            member = tarfile.TarInfo(path)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return sink.getvalue()
-
-
-@pytest.fixture
-def packages(tmp_path: Path, program: Callable[[str, str], None]) -> Path:
-    """A folder of packages, and a dpkg-deb that opens them."""
-    names = {language: f"manpages-{language.lower().replace('_', '-')}_1.0_all.deb" for language in LANGUAGES}
-    program("dpkg-deb", 'test "$1" = --fsys-tarfile && cat "$2"')
-    return put(tmp_path / "packages", {name: deb(language) for language, name in names.items()})
-
-
-def test_apt_gives_the_pages_of_each_language_without_markup(
-    packages: Path, tmp_path: Path, program: Callable[[str, str], None]
-) -> None:
-    program("apt-get", f'test "$1 $2" = "download -q" && cp {packages}/$3_1.0_all.deb .')
-    outcome = manpages.fetch(tmp_path / "here")
-    assert "not those of Debian 12" in outcome
-    text = (tmp_path / "here" / "pt_BR.txt").read_text()
-    assert text.splitlines()[:2] == ['ls - list pt_BR contents - pt_BR\'s "words"', "pt_BR word  "]
-    index = json.loads((tmp_path / "here" / "packages.json").read_text())
-    assert index["de"]["package"] == "manpages-de_1.0_all.deb"
-    assert index["de"]["sha256"] == hashlib.sha256((tmp_path / "here" / "de.txt").read_bytes()).hexdigest()
-    assert "nothing was fetched" in manpages.fetch(tmp_path / "here")
-    problem = dd.problems.Manpages(root=tmp_path / "here", samples=20, hidden=4, batch_size=4)
-    assert problem.workers == 10
-
-
-def test_packages_and_unpacked_pages_give_the_same(packages: Path, tmp_path: Path) -> None:
-    manpages.fetch(tmp_path / "a", packages)
-    for language in LANGUAGES:
-        put(tmp_path / "share" / "man" / language / "man1", {"ls.1.gz": gzip.compress(PAGE.format(language).encode())})
-    manpages.fetch(tmp_path / "b", str(tmp_path / "share"))
-    texts = [{name: text for name, text in held(tmp_path / to).items() if name.endswith(".txt")} for to in ("a", "b")]
-    assert texts[0] == texts[1] and len(texts[0]) == len(LANGUAGES)
-
-
-def test_a_damaged_text_is_made_again(packages: Path, tmp_path: Path) -> None:
-    manpages.fetch(tmp_path / "here", packages)
-    whole = held(tmp_path / "here")
-    (tmp_path / "here" / "de.txt").write_text("x")
-    manpages.fetch(tmp_path / "here", packages)
-    assert held(tmp_path / "here") == whole
-
-
-def test_sources_of_pages_that_are_none(packages: Path, tmp_path: Path, program: Callable[[str, str], None]) -> None:
-    here = tmp_path / "here"
-    with pytest.raises(dd.BadInput, match="source is 'nowhere', and no folder is there; expected 'apt'"):
-        manpages.fetch(here, "nowhere")
-    program("apt-get", "echo E: Unable to locate package >&2; exit 100")
-    with pytest.raises(dd.RunFailed, match=r"could not fetch manpages-cs \(E: Unable to locate package\).*--source FOLDER"):
-        manpages.fetch(here)
-    (packages / "manpages-de_1.0_all.deb").unlink()
-    with pytest.raises(
-        dd.BadInput, match=r"has 0 bytes of text in language de; expected 100,000 at least. Add manpages-de"
-    ):
-        manpages.fetch(here, packages)
-    (packages / "manpages-de_1.0_all.deb").write_bytes(b"?")
-    with pytest.raises(dd.BadInput, match=r"manpages-de_1.0_all\.deb is no package of Debian's that is whole"):
-        manpages.fetch(here, packages)
-    assert held(here) == {}
-
-
-def test_without_the_commands_it_is_said_what_to_do(
-    packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(dd.RunFailed, match=r"no apt-get on PATH.*--source FOLDER"):
-        manpages.fetch(tmp_path / "here")
-    with pytest.raises(dd.RunFailed, match="no dpkg-deb on PATH"):
-        manpages.fetch(tmp_path / "here", packages)

@@ -10,7 +10,8 @@ import pytest
 
 import dualdelay as dd
 from dualdelay.problems import Manpages, manpages
-from dualdelay.problems.manpages import INDEX, LANGUAGES
+from dualdelay.problems.manpages import LANGUAGES, SIZE
+from dualdelay.problems.texts import INDEX, read_texts
 from dualdelay.runs.names import describe, rebuild
 
 TEXTS = {language: (f"{language} {language[::-1]}! " * 5000)[:20_000].encode() for language in LANGUAGES}
@@ -50,6 +51,20 @@ def test_no_piece_for_training_overlaps_one_for_testing(root: Path) -> None:
         assert set(targets.tolist()) == blocks
 
 
+def test_what_follows_the_beginning_of_a_longer_text_is_of_no_matter(root: Path) -> None:
+    prints = list[str]()
+    for more in ("", "z" * 50_000):
+        manpages._windows.cache_clear()
+        read_texts.cache_clear()
+        for language in LANGUAGES:
+            beginning = (f"{language} é " * SIZE).encode()[:SIZE].decode(errors="ignore")
+            (root / f"{language}.txt").write_text(beginning + more)
+        sums = {name: hashlib.sha256((root / f"{name}.txt").read_bytes()).hexdigest() for name in LANGUAGES}
+        (root / INDEX).write_text(json.dumps({name: {"sha256": value} for name, value in sums.items()}))
+        prints.append(Manpages(root=root, samples=500, hidden=4).fingerprint())
+    assert prints[0] == prints[1]
+
+
 def test_it_learns_is_built_again_and_takes_other_splits(root: Path) -> None:
     problem = Manpages(root=root, context=4, samples=200, hidden=16, batch_size=16)
     run = dd.simulate(dd.DuDe(lr=0.2), problem, dd.FixedSpeeds([1.0] * 10), updates=800)
@@ -74,7 +89,7 @@ def test_it_learns_is_built_again_and_takes_other_splits(root: Path) -> None:
 )
 def test_texts_that_are_not_whole_are_refused(root: Path, damage, words: str) -> None:
     manpages._windows.cache_clear()
-    manpages._texts.cache_clear()
+    read_texts.cache_clear()
     damage(root)
     with pytest.raises(dd.BadInput, match=words):
         Manpages(root=root, samples=10)

@@ -38,7 +38,7 @@ from ..storage.files import make_folder, remove, save_table, write
 from ..storage.folder import Folder
 from ..storage.record import RunRecord
 from ..workers.settings import WorkerFleet
-from . import config, datasets, downloads, manpages, shared
+from . import config, datasets, downloads, shared, texts
 from .flags import Common, Compare, Data, List, Replay, Resume, Train
 
 _SIMULATION_FLAGS = ("speeds", "absences", "latency", "bandwidth", "threads", "device", "cores", "precision", "table")
@@ -312,14 +312,14 @@ def list_names(flags: List) -> None:
 
 def data(flags: Data) -> None:
     """Put a data set's files into a folder."""
-    known = {**datasets.DATA_SETS, "manpages": None}
+    known = [*datasets.DATA_SETS, *texts.TEXTS]
     if flags.name not in known:
         raise BadInput(f"there are no data {flags.name!r}; {nearest(flags.name, known)}")
-    place, wanted = flags.folder or cache_folder() / flags.name, known[flags.name]
+    place = flags.folder or cache_folder() / flags.name
     with SweepProgress(flags.name) as report:
-        if wanted is None:
-            outcome = manpages.fetch(place, flags.source, report=report)
+        if flags.name in texts.TEXTS:
+            outcome = texts.fetch(texts.TEXTS[flags.name], place, flags.source, report=report)
         else:
-            outcome = downloads.fetch(wanted, place, flags.source, report=report)
+            outcome = downloads.fetch(datasets.DATA_SETS[flags.name], place, flags.source, report=report)
     shared.make_console(flags.json).print(outcome)
     shared.finish(flags.json, "data", name=flags.name, folder=str(place))

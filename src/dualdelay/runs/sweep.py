@@ -566,7 +566,8 @@ def _require_sound(points: Sequence[Point], options: Options) -> None:
     metrics, stop = options.evaluation.metrics, options.evaluation.early_stop
     for point in points[:1]:
         require_metrics(metrics, point.problem)
-        taken = sorted({*(metrics or ()), *point.problem.metric_names} & {*_places(points)[0]})
+        own_metrics = (*point.problem.metric_names, *point.problem.joint_metric_names)
+        taken = sorted({*(metrics or ()), *own_metrics} & {*_places(points)[0]})
         if taken:
             raise BadInput(f"metrics has {taken}, which name the runs of the table; choose other names.")
     if stop is not None:
