@@ -183,10 +183,53 @@ QUADRATIC, TWO = dd.Quadratic([[5.0, -3.0], [7.0, -9.0]]), dd.FixedSpeeds([1.0, 
 
 @pytest.mark.parametrize("text", [True, False])
 def test_adamw_moves_by_the_method_s_learning_rate(text):
-    """The first step of Adam is lr in every coordinate, whatever the gradient; lr must not be applied twice."""
+    """The first step of Adam is lr in every coordinate, whatever the gradient; lr must not be applied twice.
+
+    By its name it is the mean of the gradients over the root of the mean of their squares: 6 over that of 25 and 49.
+    """
     given = "AdamW[weight_decay=0.0]" if text else lambda params: AdamW(params, lr=0.003, weight_decay=0.0)
     run = dd.simulate(dd.DuDe(lr=0.003), QUADRATIC, TWO, updates=1, server=dd.Server(optimizer=given))
-    assert run.x.tolist() == pytest.approx([0.003, -0.003], rel=1e-6)
+    sizes = (6 / math.sqrt((25 + 49) / 2), 6 / math.sqrt((9 + 81) / 2)) if text else (1.0, 1.0)
+    assert run.x.tolist() == pytest.approx([0.003 * sizes[0], -0.003 * sizes[1]], rel=1e-3 if text else 1e-6)
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW"])
+@pytest.mark.parametrize("more", ["", "[amsgrad=true]", "[betas=(0.5,0.9),eps=0.01,weight_decay=0.1]"])
+def test_where_the_direction_is_the_gradient_that_arrives_it_is_torch_s_adam(name, more):
+    """Vanilla ASGD steps along what arrives, so both definitions are one; Adam's weight decay is not in what arrives."""
+    problem, speeds = dd.Digits(workers=3), dd.TruncatedNormalSpeeds(3, std=1.0)
+    more = more.replace(",weight_decay=0.1", "") if name == "Adam" else more
+    kind, settings = getattr(torch.optim, name), {}
+    if more:
+        settings = {"amsgrad": True} if "amsgrad" in more else {"betas": (0.5, 0.9), "eps": 0.01}
+    if "weight_decay" in more:
+        settings["weight_decay"] = 0.1
+    own, torchs = (
+        dd.simulate(dd.VanillaASGD(lr=0.01), problem, speeds, updates=30, server=dd.Server(optimizer=given)).x
+        for given in (name + more, lambda params, lr: kind(params, lr=lr, **settings))
+    )
+    assert torch.allclose(own, torchs, rtol=1e-4, atol=1e-6)
+
+
+def test_adam_s_second_moment_is_that_of_the_gradients_that_arrive():
+    """By hand, with DuDe: the direction is the mean of the last gradients, and its square is nowhere in the step."""
+    problem, arrived = dd.Quadratic([[5.0, -3.0], [7.0, -9.0]], noise=1.0), []
+    watch = [lambda state, arrival: arrived.append((arrival.worker, arrival.value.clone(), state.version))]
+    run = dd.simulate(dd.DuDe(lr=0.1), problem, TWO, updates=7, watch=watch, server=dd.Server(optimizer="Adam"))
+    x, mean, square, last = torch.zeros(2, dtype=torch.float64), torch.zeros(2), torch.zeros(2), {}
+    for seen, (worker, gradient, version) in enumerate(arrived, 1):
+        square, last[worker] = 0.999 * square + 0.001 * gradient**2, gradient
+        if version:
+            mean = 0.9 * mean + 0.1 * (last[0] + last[1]) / 2
+            root = (square / (1 - 0.999**seen)).sqrt() + 1e-8
+            x = x - 0.1 * mean / (1 - 0.9**version) / root
+    assert torch.allclose(run.x.double(), x, rtol=1e-6)
+
+
+@pytest.mark.parametrize("text", ["Adam[betas=(1.0,0.9)]", "AdamW[eps=-1.0]", "AdamW[weight_decay=-0.1]"])
+def test_adam_s_settings_are_checked(text):
+    with pytest.raises(dd.BadInput, match="expected a number of zero or more"):
+        Optimizer(text, lr=0.1)
 
 
 def test_steps_that_a_method_shortens_are_shortened_by_as_much():
@@ -438,7 +481,7 @@ def grouped(params):
         ("Adam[betas=0.9]", "expected something like"),
         ("Adam[betas=(0.9,two)]", "expected something like"),
         ("Adam[betas=(0.9,'two')]", "cannot be made: "),
-        ("Adam[capturable=true]", "cannot make a step: .*capturable"),
+        ("Adam[capturable=true]", "capturable; expected some of betas, eps, weight_decay, amsgrad.*torch.optim.Adam"),
         ("SGD[weight_decay=1e38]", "steps to .*inf"),
         (3, "optimizer is 3; expected a text such as 'SGD.momentum=0.9.' or a function: lambda params"),
         (Adam, "optimizer is <class .*; expected a text"),

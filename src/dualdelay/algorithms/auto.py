@@ -13,72 +13,139 @@ from ..core import Algorithm, Arrival, Memory, Orders, send
 from ..core.aggregate import AggregateState
 from ..core.draws import Draws
 from ..core.settings import positive
+from ..core.state import ShapedState
 
 
 @dataclass(kw_only=True)
-class AutoState(AggregateState):  # its table holds the running means h_i
+class AutoState(AggregateState, ShapedState):  # its table holds the running means h_i; x is the mean of the models z
+    z: Tensor  # (d): the model that workers are sent
+    start: Tensor  # (d): where z began
+    sizes: Tensor = field(init=False)  # (k): what a weight of each of the k tensors is like at the start
+    squares: Tensor = field(init=False)  # (k): the running mean square of the arriving gradients, for each tensor
+    path: Tensor = field(init=False)  # (1): the sum of (1 + 2 tau) |u|^2
+    reach: Tensor = field(init=False)  # (1): how far x has been from the start, in sizes
     versions: list[int]  # u_i: where each worker's newest gradient was taken
     wait_for: int  # workers per update
     newest: dict[int, Tensor] = field(default_factory=dict)  # G_j of the workers that have reported since, and idle
-    round_start: int = 0  # a round lasts until every gradient was taken at this version or later
+    round_start: int = 0  # a round lasts until most gradients were taken at this version or later
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.uncounted = set(range(self.workers))  # until they report
+        self.sizes = self.squares = self.weights.new_zeros(*self.weights.shape[:-1], 1)
+        self.path, self.reach = self.sizes.clone(), self.sizes.clone()
 
 
 @dataclass(frozen=True)
 class AutoDuDe(Algorithm[AutoState]):
     """DuDe with a running mean of each worker's gradients, over eight updates, that sets its own step and ``wait_for``.
 
-    An update follows the mean of all h_i plus that of what is new, G_j - h_j, with step lr / delay: the mean delay of the
-    newest gradients, kept near eight updates by waiting. It begins as synchronous SGD; after every round, in which each
-    worker has reported on a model of that round, it waits for fewer if gradients are much fresher, for more if much older.
+    An update follows the mean of all h_i plus that of what is new, G_j - h_j. Each tensor moves in units of what its
+    weights are at the start, over the root mean square of its gradients: by the farthest that the model has been from the
+    start, but by 1 at least, over the root of the sum of squared directions, each counted 1 + 2 tau times for the median
+    delay tau. Workers compute at the model z that moves so; the run's model x is the mean of about the last twelfth of
+    these. With an optimizer, that one steps along the direction, by ``lr``.
     """
 
     name, title = "auto", "AutoDuDe"
     colour, line, marker = "#332288", "-", "^"
-    keeps, wastes = "a running mean of each worker's gradients", "the time of workers that wait"
+    keeps, wastes = "a running mean of each worker's gradients, and two models", "the time of workers that wait"
     away = "its gradient leaves the average until it reports again"
-    own_step = "it sets its own step for plain SGD, from the delays that it sees"
+    own_lr = "the factor of a step that it chooses itself"
+    waits = False
 
-    lr: float = positive(0.6)
-    """The step times the mean delay (the paper's eta times tau_avg); lower it for losses that bend more sharply."""
+    lr: float = positive(1.4)
+    """What the chosen step is multiplied by; with an optimizer, the learning rate."""
     delay: ClassVar[float] = 8.0
-    """The mean delay that is kept to, and what the means go back; a step is never larger than with this one."""
+    """What the means go back, in updates; waiting keeps the median delay between half of it and 1.4 times."""
+    power: ClassVar[float] = 10.0
+    """The model of the run is the mean of all z_t with weights that grow as t to this power."""
+    nearest: ClassVar[float] = 1.0
+    """How far from the start counts at least, in sizes: the weights are expected to move by about as much as they are."""
+    longest: ClassVar[float] = 0.1
+    """The longest step of a weight, in sizes, where a direction is as long as its gradients."""
 
     def init(self, x: Tensor, n: int, rng: Draws) -> AutoState:
-        return AutoState(x, n, versions=[0] * n, wait_for=n)
+        return AutoState(x, n, z=x, start=x, versions=[0] * n, wait_for=max(1, round(n / self.delay)))
+
+    def model(self, s: AutoState, worker: int) -> Tensor:
+        return s.z if s.optimizer is None else s.x
 
     def step(self, s: AutoState, a: Arrival) -> Orders:
         s.newest[a.worker], s.versions[a.worker] = a.value, a.version
         return self._update(s)
 
     def _update(self, s: AutoState) -> Orders:
-        if len(s.newest) < min(s.wait_for, s.counted):
+        heard = len(s.newest.keys() | (set(s.present) - s.uncounted))
+        if not s.newest or len(s.newest) < min(s.wait_for, heard) or 2 * heard <= s.n:
             return []
-        t, news = s.version + 1, torch.zeros_like(s.total)
+        t, news, square = s.version + 1, torch.zeros_like(s.total), torch.zeros_like(s.weights)
         for j, gradient in s.newest.items():  # h_j <- h_j + a (G_j - h_j) with a = 1 - exp(-tau_j / 8), at first 1
-            first = s.version == 0 or j in s.uncounted
-            a = 1.0 if first else 1 - math.exp((s.versions[j] - t) / self.delay)
+            a = 1.0 if j in s.uncounted else 1 - math.exp((s.versions[j] - t) / self.delay)
             mean = torch.lerp(s.last(j), gradient, a)
             s.replace(j, mean)
             news += gradient - mean
-        versions = [version for worker, version in enumerate(s.versions) if worker not in s.uncounted]
-        delay = t - sum(versions) / len(versions)
-        if min(versions) >= s.round_start:
-            s.round_start, s.wait_for = t, self._wait_for(s, delay)
-        s.descend(s.total / s.counted + news / len(s.newest), self.lr / max(delay, self.delay))
+            square += gradient.square()
+        ages = sorted(t - version for worker, version in enumerate(s.versions) if worker not in s.uncounted)
+        tau = (ages[(len(ages) - 1) // 2] + ages[len(ages) // 2]) / 2
+        if 2 * sum(age <= t - s.round_start for age in ages) > len(ages):
+            s.round_start, s.wait_for = t, self._wait_for(s, tau)
+        direction = s.total / s.counted + news / len(s.newest)
+        if s.optimizer is None:
+            self._descend(s, direction.to(s.weights.dtype), square / len(s.newest), tau)
+        else:
+            s.descend(direction, self.lr)
         ready, s.newest = list(s.newest), {}
         return [send(worker) for worker in ready]
 
-    def _wait_for(self, s: AutoState, delay: float) -> int:
-        """How many workers the next round waits for; the mean delay is about in inverse proportion to that."""
-        if delay < 0.7 * self.delay:
-            return max(1, math.floor(0.7 * s.wait_for))
-        return min(s.counted, math.ceil(s.wait_for / 0.7)) if delay > self.delay / 0.7 else s.wait_for
+    def _wait_for(self, s: AutoState, tau: float) -> int:
+        """How many workers the next round waits for: one fewer or more, where the median delay is far from eight."""
+        if tau < 0.5 * self.delay:
+            return max(1, s.wait_for - 1)
+        return min(s.counted, s.wait_for + 1) if tau > 1.4 * self.delay else s.wait_for
+
+    def _descend(self, s: AutoState, direction: Tensor, square: Tensor, tau: float) -> None:
+        t, lengths = s.version + 1, torch.tensor([piece.shape[-1] for piece in s.pieces(s.z)], device=s.z.device)
+
+        def spread(values: Tensor) -> Tensor:  # a number for each tensor -> one for each weight
+            return torch.repeat_interleave(values, lengths, dim=-1, output_size=s.z.shape[-1])
+
+        def means(squares: Tensor) -> Tensor:  # of each tensor
+            return torch.cat([piece.mean(-1, keepdim=True) for piece in s.pieces(squares)], -1)
+
+        if t == 1:
+            s.sizes, s.squares = sizes(s), torch.zeros_like(means(square))
+            s.reach = s.reach + self.nearest
+        s.squares = torch.lerp(s.squares, means(square), 0.001)
+        scale = (s.squares / (1 - 0.999**t)).sqrt().clamp_min(torch.finfo(s.squares.dtype).tiny)
+        u = direction / spread(scale)
+        s.path = s.path + (1 + 2 * tau) * u.square().mean(-1, keepdim=True)
+        each = spread(s.sizes)
+        away = ((s.weights - s.start) / each).square().mean(-1, keepdim=True).sqrt()
+        s.reach = torch.maximum(s.reach, torch.minimum(away, s.reach * 2 ** (1 / tau)))  # twofold in a delay at most
+        step = (self.lr * s.reach / s.path.sqrt().clamp_min(torch.finfo(s.path.dtype).tiny)).clamp_max(self.longest)
+        s.z = s.z - step * each * u
+        s.descend(s.weights - s.z, (self.power + 1) / (t + self.power))
 
     def leave(self, s: AutoState, worker: int, held: Memory | None = None) -> Orders:
         s.leave(worker)
         s.newest.pop(worker, None)
-        return self._update(s) if s.newest else []
+        return self._update(s)
 
     def join(self, s: AutoState, worker: int) -> Orders:
         s.join(worker)
         return [send(worker)]
+
+
+def sizes(s: AutoState) -> Tensor:
+    """The root mean square of each tensor at the start; of one that is zero, what torch would have begun it with."""
+    shapes = [shape for _, shape in s.places(s.start)]
+    usual = [1 / math.sqrt(3 * math.prod(shape[1:] if len(shape) > 1 else shape)) for shape in shapes]
+    of_matrices = sorted(size for size, shape in zip(usual, shapes, strict=True) if len(shape) > 1)
+    of_vector = of_matrices[len(of_matrices) // 2] if of_matrices else None
+    found = []
+    for piece, shape, size in zip(s.pieces(s.start), shapes, usual, strict=True):
+        root = piece.square().mean(-1, keepdim=True).sqrt()
+        otherwise = size if len(shape) > 1 or of_vector is None else of_vector
+        found.append(torch.where(root > 0, root, torch.full_like(root, otherwise)))
+    return torch.cat(found, -1)

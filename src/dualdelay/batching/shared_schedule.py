@@ -120,4 +120,6 @@ def _alike(a: Any, b: Any) -> bool:
         return a.shape == b.shape and bool(torch.allclose(a.double(), b.double(), rtol=1e-6, atol=1e-9))
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(map(_alike, a, b))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_alike(a[key], b[key]) for key in a)
     return bool(a == b)

@@ -63,6 +63,8 @@ class Algorithm(ABC, Generic[S]):
     """Whether its jobs are exact local gradients, of all of a worker's data."""
     own_step: ClassVar[str] = ""
     """Why no optimiser may take its step, in a few words; empty: one may."""
+    own_lr: ClassVar[str] = ""
+    """What its default ``lr`` is, in a few words, where that is no learning rate that an optimiser could take."""
 
     lr: float = positive()
     """Step size (the paper's eta).

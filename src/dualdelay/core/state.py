@@ -30,6 +30,9 @@ class Stepper(Protocol):
     def own(self) -> bool:
         """Whether it is a user's own, which may fail."""
 
+    def observe(self, weights: Tensor, message: Tensor) -> None:
+        """A worker's message has arrived, which the method is about to absorb."""
+
     def step(self, weights: Tensor, gradient: Tensor, lr: float) -> Tensor:
         """The moved weights; both tensors may be written to."""
 
@@ -118,14 +121,15 @@ class ShapedState(State):
 
     def pieces(self, flat: Tensor) -> list[Tensor]:
         """The tensors that a flat one (..., d) consists of, each of them flat, too."""
-        return [flat[..., first : first + math.prod(shape)] for first, shape in self._places(flat)]
+        return [flat[..., first : first + math.prod(shape)] for first, shape in self.places(flat)]
 
     def shaped(self, flat: Tensor) -> list[Tensor]:
         """The tensors that a flat one (..., d) consists of, each (..., shape)."""
-        shapes = [shape for _, shape in self._places(flat)]
+        shapes = [shape for _, shape in self.places(flat)]
         return [piece.reshape(*flat.shape[:-1], *shape) for piece, shape in zip(self.pieces(flat), shapes, strict=True)]
 
-    def _places(self, flat: Tensor) -> list[list[Any]]:
+    def places(self, flat: Tensor) -> list[list[Any]]:
+        """Of each tensor its first number and its shape."""
         return self.layout or [[0, [flat.shape[-1]]]]
 
     def flattened(self, tensors: Sequence[Tensor]) -> Tensor:

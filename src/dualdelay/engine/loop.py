@@ -153,7 +153,7 @@ class Loop:
         absorbed = a if not fault and event.kind is EventKind.ARRIVAL else None
         if absorbed is not None:
             self._ended = absorbed.job
-            orders = self._undoable("step", lambda: self.algorithm.step(s, absorbed))
+            orders = self._undoable("step", lambda: self._absorb(absorbed))
             self._ended = None
         elif event.kind is EventKind.WAKE:
             orders = self._undoable("on_wake", lambda: self.algorithm.on_wake(s, event.time))
@@ -179,6 +179,11 @@ class Loop:
             self._overdue = event.time
             self.evaluate_overdue()
         return absorbed
+
+    def _absorb(self, a: Arrival) -> Orders:
+        if self.state.optimizer is not None and not a.parts:
+            self.state.optimizer.observe(self.state.weights, a.value)
+        return self.algorithm.step(self.state, a)
 
     def _arrival(self, event: Event) -> Arrival:
         try:

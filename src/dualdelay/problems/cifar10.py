@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import relu
 from torch.utils.data import TensorDataset
 
 from .images import ImageProblem, Images
@@ -49,7 +50,32 @@ def small() -> nn.Module:
     return nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(192, 64), nn.ReLU(), nn.Linear(64, 10))
 
 
-MODELS = {"lenet": lenet, "wide": wide, "small": small}
+class _Block(nn.Module):
+    """Two convolutions with GroupNorm, added to what goes in, or to a 1 x 1 convolution of it where the shape changes."""
+
+    def __init__(self, inside: int, outside: int, stride: int) -> None:
+        super().__init__()
+        self.path = nn.Sequential(
+            nn.Conv2d(inside, outside, 3, stride, 1, bias=False), nn.GroupNorm(8, outside), nn.ReLU(),
+            nn.Conv2d(outside, outside, 3, 1, 1, bias=False), nn.GroupNorm(8, outside),
+        )  # fmt: skip
+        same = inside == outside and stride == 1
+        self.beside = nn.Identity() if same else nn.Conv2d(inside, outside, 1, stride, bias=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return relu(self.path(images) + self.beside(images))
+
+
+def resnet() -> nn.Module:
+    """A residual network of eight layers with GroupNorm, 77,850 weights."""
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.GroupNorm(8, 16), nn.ReLU(),
+        _Block(16, 16, 1), _Block(16, 32, 2), _Block(32, 64, 2),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10),
+    )  # fmt: skip
+
+
+MODELS = {"lenet": lenet, "wide": wide, "small": small, "resnet": resnet}
 
 
 class Cifar10(ImageProblem):
@@ -61,7 +87,8 @@ class Cifar10(ImageProblem):
     alpha: concentration of the Dirichlet split; the smaller, the more heterogeneous the workers.
     seed: names the split and the minibatches; None: the run's own seed does.
     root: the folder with the official binary files; None: cifar10 in $DUALDELAY_DATA or the user's cache folder.
-    model: "lenet", of 62,006 weights, "wide", of 878,538, or "small", of 13,002 on images of 8 x 8.
+    model: "lenet", of 62,006 weights, "wide", of 878,538, "small", of 13,002 on images of 8 x 8, or "resnet", a residual
+        network with GroupNorm of 77,850.
     samples: train with the first so many images alone and test with a fifth as many; None: all.
     split: "dirichlet" (the paper's rule), "iid", "label", "label_k[k=2]" (so many classes for each worker),
         "quantity[alpha=0.5]" or "quantity[power=1]" (unequal sizes), or a list of sample numbers for each worker.

@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from ..core import Algorithm, Problem
 from ..core.errors import BadInput
 from ..core.torch_optimizers import torch_class
+from . import adam
 
 Maker = str | Callable[..., Any] | None
 Layout = Sequence[tuple[str, int, Sequence[int]]]
@@ -28,6 +29,7 @@ Description = str | dict[str, str] | None
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _PLAIN = (bool, int, float, str, Tensor, set, types.NoneType)
+_ADAPTED: dict[type, type] = {torch.optim.Adam: adam.Adam, torch.optim.AdamW: adam.AdamW}
 _EXAMPLES = {
     "optimizer": ("'SGD[momentum=0.9]'", "lambda params, lr: torch.optim.SGD(params, lr=lr, momentum=0.9)"),
     "schedule": ("'StepLR[step_size=100]'", "lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 100)"),
@@ -72,6 +74,13 @@ def _takes_two(function: Callable[..., Any]) -> bool:
 def _named(what: str, text: str, lr: float) -> tuple[Callable[[Any], Any], str]:
     kind, values, described = torch_class(what, text)
     fixed = {"lr": lr} if what == "optimizer" else {}
+    if what == "optimizer" and kind in _ADAPTED:
+        if unknown := sorted(set(values) - set(adam.SETTINGS)):
+            raise BadInput(
+                f"optimizer {described} has {', '.join(unknown)}; expected some of {', '.join(adam.SETTINGS)}. For torch's "
+                f"own pass a function: lambda params, lr: torch.optim.{kind.__name__}(params, lr=lr, {unknown[0]}=...)."
+            )
+        kind = _ADAPTED[kind]
     return lambda first: kind(first, **fixed, **values), described
 
 
@@ -89,6 +98,11 @@ def make_optimizer(
         raise BadInput(
             f"{type(algorithm).__name__} takes no optimizer and no schedule: {algorithm.own_step}. Leave them out, or use "
             "a method whose lr is the learning rate, such as dd.DuDe(lr=0.003)."
+        )
+    if algorithm.own_lr and algorithm.lr == type(algorithm).lr:
+        raise BadInput(
+            f"the lr of {type(algorithm).__name__} is {algorithm.lr:g}, {algorithm.own_lr}, and no learning rate for an "
+            f"optimizer; give one: dd.{type(algorithm).__name__}(lr=0.001)."
         )
     return Optimizer(optimizer, schedule, updates, lr=algorithm.lr, layout=problem.layout())
 
@@ -185,6 +199,7 @@ class Optimizer:
         self._torch = self._attempt("optimizer", "be made", lambda: self._make(self._parts))
         if not isinstance(self._torch, torch.optim.Optimizer):
             raise BadInput(f"optimizer made {self._torch!r}; expected a torch optimiser: {_EXAMPLES['optimizer'][1]}.")
+        self._adapts = isinstance(self._torch, adam.Adam)
         self._require_all_parameters()
         self._require_lr()
         self._schedule: LRScheduler | None = self._attempt("schedule", "be made", lambda: self._make_schedule(self._torch))
@@ -232,14 +247,23 @@ class Optimizer:
 
     def step(self, weights: Tensor, gradient: Tensor, lr: float) -> Tensor:
         """Move the weights in place by the optimiser's step for this gradient; ``lr`` is the rate that it has at first."""
+        self._require_bound(weights)
+        moved = self._move(weights, gradient, lr)
+        self._advance()
+        return moved
+
+    def observe(self, weights: Tensor, message: Tensor) -> None:
+        """A worker's message has arrived, a gradient nearly always; Adam's second moment is that of these."""
+        if self._adapts and message.shape == weights.shape:
+            self._require_bound(weights)
+            self._torch.observe([_part(message, first, shape) for _, first, shape in self._places])
+
+    def _require_bound(self, weights: Tensor) -> None:
         if not self._bound:
             self._bind(weights, self._layout)
             if self._saved:
                 self._attempt("optimizer", "go on from what was saved", self._restore)
                 self._saved = {}
-        moved = self._move(weights, gradient, lr)
-        self._advance()
-        return moved
 
     def _move(self, weights: Tensor, gradient: Tensor, lr: float) -> Tensor:
         groups, times = self._torch.param_groups, lr / self._lr
