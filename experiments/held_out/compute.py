@@ -38,15 +38,20 @@ def run(name: str, method: str, seed: int, steps: list[float], device: str) -> l
     if kind.local:
         problem = dd.LocalSteps(problem, k=16, lr=0.001, optimizer="AdamW", state="keep")
     length = setting.length(seed)
-    table = dd.compare(
-        {repr(lr): kind.make(lr) for lr in steps}, problem, setting.speeds(), seeds=[seed], time=length,
-        evaluation=dd.Evaluation(seconds=length / EVALUATIONS, samples=200),
-        compute=dd.Compute(device=device, precision=setting.precision), server=dd.Server(optimizer=kind.optimizer),
-        watch=None,
-    )  # fmt: skip
+    try:
+        table = dd.compare(
+            {repr(lr): kind.make(lr) for lr in steps}, problem, setting.speeds(), seeds=[seed], time=length,
+            evaluation=dd.Evaluation(seconds=length / EVALUATIONS, samples=200),
+            compute=dd.Compute(device=device, precision=setting.precision), server=dd.Server(optimizer=kind.optimizer),
+        )  # fmt: skip
+        rows = list(table.rows())
+    except dd.RunFailed as error:  # none came to its end; where some do, the others have no rows
+        if "not finite" not in str(error):
+            raise
+        rows = []
     columns = ("time", "version", "objective", "accuracy", "bits_per_byte", "worst_bits_per_byte")
     curves: dict[str, dict[str, list[float]]] = {}
-    for row in table.rows():
+    for row in rows:
         curve = curves.setdefault(row["algorithm"], {column: [] for column in columns if column in row})
         for column, values in curve.items():
             values.append(round(row[column], 6))

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from first import FirstRule
 
 import dualdelay as dd
-from dualdelay.algorithms.auto import AutoDuDe
 from dualdelay.engine.delays import delay_grids
 from dualdelay.theory.staleness import tau_avg
 
@@ -54,7 +54,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Auto:
-    """What came of AutoDuDe on one fleet: by how much its lr can be multiplied."""
+    """What came of AutoDuDe (its first rule) on one fleet: by how much its lr can be multiplied."""
 
     n: int
     std: float
@@ -88,7 +88,7 @@ def with_means(tau: Array, curvatures: Array, steps: Array, scale: Array) -> Arr
         for t, row in enumerate(versions):
             new = row != versions[t - 1] if t else np.full(len(row), True)  # who has reported
             gradients = curvatures[new, None] * x[row[new]]
-            shares = 1 - np.exp(-tau[t, new] / AutoDuDe.delay) if t else np.ones(len(row))
+            shares = 1 - np.exp(-tau[t, new] / FirstRule.delay) if t else np.ones(len(row))
             means[new] += shares[:, None] * (gradients - means[new])
             x[t + 1] = x[t] - (means.mean(0) + (gradients - means[new]).mean(0)) * (scale[t] * steps)
     return x
@@ -175,9 +175,9 @@ def fixed(n: int, std: float, c: int, seed: int) -> Found:
 def auto(n: int, std: float, seed: int) -> Auto:
     speeds = dd.TruncatedNormalSpeeds(n, std=std, seed=seed)
     slow = int(np.argmax(speeds.__dict__["times"]))
-    run = simulate(AutoDuDe(KAPPA), speeds, LONG)
+    run = simulate(FirstRule(KAPPA), speeds, LONG)
     tau, _ = delay_grids(run.trace, n)
-    scale = KAPPA / np.maximum(tau.mean(1), AutoDuDe.delay)
+    scale = KAPPA / np.maximum(tau.mean(1), FirstRule.delay)
     margins = np.geomspace(0.1, 400.0, 400)
     x = with_means(tau, np.ones(n), np.append(margins, 1.0), scale)
     assert abs(x[-1, -1] - float(run.x)) < 1e-12, "the recursion is not what AutoDuDe does"
@@ -208,7 +208,7 @@ def confirm(speeds: Any, slow: int, equal: float, worst: float) -> bool:
         if s.version == len(models):
             models.append(s.x.numpy().copy())
 
-    simulate(AutoDuDe(KAPPA), speeds, LONG, [torch.diag(torch.tensor(row)) for row in diagonal], 4, watch=[keep])
+    simulate(FirstRule(KAPPA), speeds, LONG, [torch.diag(torch.tensor(row)) for row in diagonal], 4, watch=[keep])
     grows = (growth(np.array(models)) > 0).tolist()
     assert [grows[0], *grows[2:]] == [False, False, True], f"AutoDuDe disagrees about its edge: {grows}"
     return not grows[1]

@@ -17,8 +17,9 @@ from dualdelay.storage.files import write
 HERE = Path(__file__).parent
 DOCS = HERE.parent.parent / "docs"
 SEEDS = {10: (0, 1, 2, 3, 4), 30: (0, 1, 2, 3, 5)}  # of thirty workers seed 4 is among the extreme ones
-DEFAULT = 0.6  # AutoDuDe's lr
+DEFAULT = 0.6  # the lr of the first rule, and of its first version, "waiting"
 LATE = 5  # of 25 evaluations
+RULES = {"auto": "first rule", "waiting": "first rule, last gradients"}  # what the files call auto and waiting
 
 
 class End(NamedTuple):
@@ -85,14 +86,27 @@ def mean(ends: dict[int, End], seeds: Sequence[int], what: str = "loss") -> floa
 def best(
     panel: dict[tuple[str, float], dict[int, End]], name: str, seeds: Sequence[int], what: str = "loss"
 ) -> tuple[tuple[str, float], float]:
-    """Of a method, with every wait_for, the one with the lowest mean loss of those that all seeds have."""
+    """Of a method, with every wait_for, the lowest loss (the highest accuracy) of those that all seeds have."""
     mine = {key: ends for key, ends in panel.items() if key[0].split()[0] == name and ends.keys() >= set(seeds)}
-    key = min(mine, key=lambda key: mean(mine[key], seeds, what))
+    key = min(mine, key=lambda key: _sign(what) * mean(mine[key], seeds, what))
     return key, mean(mine[key], seeds, what)
 
 
+def _sign(what: str) -> int:
+    """Whether less of it is better (1) or more (-1)."""
+    return -1 if what == "accuracy" else 1
+
+
+def setting(panel: dict[tuple[str, float], dict[int, End]], key: tuple[str, float], seeds: Sequence[int]) -> str:
+    """A step, whether it is at the edge of those tried with the same wait_for, and that one."""
+    tried = [lr for (name, lr), ends in panel.items() if name == key[0] and ends.keys() >= set(seeds)]
+    edges = {max(tried): " max", min(tried): " min"} if len(tried) > 1 else {key[1]: " only"}
+    c = f", c = {key[0].split('=')[1]}" if "=" in key[0] else ""
+    return f"{key[1]:g}{edges.get(key[1], '')}{c}"
+
+
 def with_paper() -> Panels:
-    """Runs by hand and AutoDuDe's; those of ten workers with the paper's steps are in experiments/paper."""
+    """Runs by hand and those of the first rule; those of ten workers with the paper's steps are in experiments/paper."""
     panels = gathered("auto", "waiting", "tuned")
     for key, runs in paper("figure1").items():
         for name, ends in runs.items():
@@ -101,53 +115,77 @@ def with_paper() -> Panels:
 
 
 def compared(what: str) -> str:
-    """AutoDuDe as it comes against everybody at their best, by the loss at the end or by the late one."""
-    panels = with_paper()
+    """The first rule as it comes against all others at their best, by the loss at the end, the late one or the accuracy."""
     names = ("dude", "vanilla", "fedbuff", "sync")
-    heads = ["AutoDuDe", "best DuDe", "vanilla", "FedBuff", "synchronous", "against DuDe", "against the best rival"]
+    heads = ["first rule", "best DuDe", "vanilla", "FedBuff", "synchronous", "against DuDe", "against the best rival"]
     rows = [["n, alpha, std", *heads]]
-    for (n, alpha, std), panel in sorted(panels.items()):
+    for (n, alpha, std), panel in sorted(with_paper().items()):
         seeds = SEEDS[n]
         auto = panel["auto", DEFAULT]
         found = {name: best(panel, name, seeds, what) for name in names}
-        losses = [mean(auto, seeds, what), *(loss for _, loss in found.values())]
-        least = min(losses)
-        shown = [f"**{loss:.3f}**" if loss == least else f"{loss:.3f}" for loss in losses]
+        values = [mean(auto, seeds, what), *(value for _, value in found.values())]
+        least = min(values, key=lambda value: _sign(what) * value)
+        shown = [f"**{value:.3f}**" if value == least else f"{value:.3f}" for value in values]
         cells = [f"{n}, {alpha:g}, {std:g}", shown[0]]
-        for (key, _), number in zip(found.values(), shown[1:], strict=True):
-            c = f", c = {key[0].split('=')[1]}" if "=" in key[0] else ""
-            cells.append(f"{number} ({key[1]:g}{c})")
-        rival = min(names[1:], key=lambda name: found[name][1])
-        cells += [difference(auto, panel[found[name][0]], seeds, what) for name in ("dude", rival)]
+        settings = (setting(panel, key, seeds) for key, _ in found.values())
+        cells += [f"{number} ({where})" for number, where in zip(shown[1:], settings, strict=True)]
+        cells += [difference(auto, panel[found[name][0]], seeds, what) for name in ("dude", rival(found, what))]
         rows.append(cells)
     return markdown(rows)
 
 
-def accuracies() -> str:
-    """The test accuracy of the same runs."""
-    panels = with_paper()
-    rows = [["n, alpha, std", "AutoDuDe", "best DuDe", "vanilla", "FedBuff", "synchronous"]]
-    for (n, alpha, std), panel in sorted(panels.items()):
-        keys = [("auto", DEFAULT), *(best(panel, name, SEEDS[n])[0] for name in ("dude", "vanilla", "fedbuff", "sync"))]
-        shares = (fmean(panel[key][seed].accuracy for seed in SEEDS[n]) for key in keys)
-        rows.append([f"{n}, {alpha:g}, {std:g}", *(f"{share:.3f}" for share in shares)])
+def rival(found: dict[str, tuple[tuple[str, float], float]], what: str) -> str:
+    """The best of vanilla ASGD, FedBuff and synchronous SGD."""
+    return min(("vanilla", "fedbuff", "sync"), key=lambda name: _sign(what) * found[name][1])
+
+
+def version() -> str:
+    """The first version, with last gradients, against the best of all settings by hand: the loss at the end."""
+    heads = ["last gradients", "against the best DuDe", "against the best rival", "best DuDe against that rival"]
+    rows = [["n, alpha, std", *heads]]
+    for (n, alpha, std), panel in sorted(with_paper().items()):
+        seeds = SEEDS[n]
+        found = {name: best(panel, name, seeds) for name in ("dude", "vanilla", "fedbuff", "sync")}
+        mine, dude, other = (panel[key] for key in (("waiting", DEFAULT), found["dude"][0], found[rival(found, "loss")][0]))
+        pairs = ((mine, dude), (mine, other), (dude, other))
+        cells = [difference(*pair, seeds, "loss") for pair in pairs]
+        rows.append([f"{n}, {alpha:g}, {std:g}", f"{mean(mine, seeds):.3f}", *cells])
     return markdown(rows)
 
 
 def difference(one: dict[int, End], other: dict[int, End], seeds: Sequence[int], what: str) -> str:
-    """How much larger the loss is, in per cent of the means, and the paired difference with its standard error."""
+    """How much larger it is, in per cent, and the paired difference with its standard error; of accuracies in points."""
     gaps = [getattr(one[seed], what) - getattr(other[seed], what) for seed in seeds]
+    gap, error = fmean(gaps), standard_error(gaps)
+    level = ", level" if abs(gap) < error else ""
+    if what == "accuracy":
+        return f"{100 * gap:+.1f} ± {100 * error:.1f}{level}"
     share = mean(one, seeds, what) / mean(other, seeds, what) - 1
-    return f"{share:+.1%} ({fmean(gaps):+.3f} ± {stdev(gaps) / math.sqrt(len(gaps)):.3f})"
+    return f"{share:+.1%} ({gap:+.3f} ± {error:.3f}){level}"
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Of their mean."""
+    return stdev(values) / math.sqrt(len(values))
 
 
 def means() -> str:
-    """What running means are worth: AutoDuDe beside the same with last gradients, by the late loss."""
+    """What running means are worth: the first rule beside the same with last gradients, by the late loss."""
     panels, keys = gathered("auto", "waiting"), [("auto", DEFAULT), *(("waiting", lr) for lr in (0.45, 0.6, 0.8))]
-    rows = [["n, alpha, std", "running means, lr = 0.6", *(f"last gradients, {lr:g}" for _, lr in keys[1:])]]
-    losses = {place: [mean(panels[place][key], SEEDS[place[0]], "late") for key in keys] for place in sorted(panels)}
-    rows += [[f"{n}, {alpha:g}, {std:g}", *(f"{loss:.3f}" for loss in row)] for (n, alpha, std), row in losses.items()]
-    return markdown([*rows, ["mean of all", *(f"{fmean(column):.3f}" for column in zip(*losses.values(), strict=True))]])
+    heads = ["running means, 0.6", *(f"last gradients, {lr:g}" for _, lr in keys[1:]), "difference at 0.6"]
+    rows = [["n, alpha, std", *heads]]
+    columns, gaps = [], defaultdict[tuple[int, int], list[float]](list)  # of each draw of workers, in all its panels
+    for (n, alpha, std), panel in sorted(panels.items()):
+        columns.append([mean(panel[key], SEEDS[n], "late") for key in keys])
+        ends = [panel[name, DEFAULT] for name in ("auto", "waiting")]
+        for seed in SEEDS[n]:
+            gaps[n, seed].append(ends[0][seed].late - ends[1][seed].late)
+        gap = difference(ends[0], ends[1], SEEDS[n], "late")
+        rows.append([f"{n}, {alpha:g}, {std:g}", *(f"{loss:.3f}" for loss in columns[-1]), gap])
+    total = [fmean(column) for column in zip(*columns, strict=True)]
+    of_draws = [fmean(some) for some in gaps.values()]
+    share = f"{total[0] / total[2] - 1:+.1%} ({fmean(of_draws):+.3f} ± {standard_error(of_draws):.3f})"
+    return markdown([*rows, ["mean of all", *(f"{loss:.3f}" for loss in total), share]])
 
 
 def explored() -> str:
@@ -186,7 +224,8 @@ def extreme() -> str:
         for (method, lr), ends in sorted(panels[n, alpha, std].items()):
             if seed in ends:
                 place = f"n = {n}, alpha {alpha:g}, std {std:g}, seed {seed}: {fast} times"
-                rows.append([place, method, f"{lr:g}", f"{ends[seed].loss:.3f}", f"{ends[seed].accuracy:.3f}"])
+                end = ends[seed]
+                rows.append([place, RULES.get(method, method), f"{lr:g}", f"{end.loss:.3f}", f"{end.accuracy:.3f}"])
     return markdown(rows)
 
 
@@ -216,6 +255,28 @@ def steps() -> tuple[str, Panel, Panel]:
     return markdown(rows), made[0], made[1]
 
 
+def fill(table: str) -> None:
+    """Fill the page; the table of steps is that of ``steps``."""
+    small = (HERE / "results" / "small.md").read_text().replace("| AutoDuDe |", "| first rule |")
+    text = (DOCS / "results" / "tuning.md").read_text()
+    tables = {
+        "steps": table,
+        "compared": compared("loss"),
+        "late": compared("late"),
+        "accuracy": compared("accuracy"),
+        "means": means(),
+        "version": version(),
+        "explored": explored(),
+        "extreme": extreme(),
+        "small": small,
+    }
+    for name, part in tables.items():
+        begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+        before, rest = text.split(begin)
+        text = f"{before}{begin}\n\n{part}\n{end}{rest.split(end)[1]}"
+    write(DOCS / "results" / "tuning.md", text.encode())
+
+
 def main() -> None:
     """Fill the page and draw its figure."""
     table, *panels = steps()
@@ -225,22 +286,7 @@ def main() -> None:
         "One line for each split, spread of speeds and wait_for: fixed steps of DuDe.",
     )
     figures[1].replace(HERE / "results" / "tuning.pdf")
-    small = (HERE / "results" / "small.md").read_text()
-    text = (DOCS / "results" / "tuning.md").read_text()
-    tables = {
-        "steps": table,
-        "compared": compared("loss"),
-        "late": compared("late"),
-        "accuracy": accuracies(),
-        "means": means(),
-        "explored": explored(),
-        "extreme": extreme(),
-    }
-    for name, part in {**tables, "small": small}.items():
-        begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
-        before, rest = text.split(begin)
-        text = f"{before}{begin}\n\n{part}\n{end}{rest.split(end)[1]}"
-    write(DOCS / "results" / "tuning.md", text.encode())
+    fill(table)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any
 
 from corrected import Corrected
+from first import FirstRule
 from variants import Trial
 from waiting import WaitingDuDe
 
 from dualdelay.algorithms import DuDe, FedBuff, SyncSGD, VanillaASGD
-from dualdelay.algorithms.auto import AutoDuDe
 from dualdelay.paper.experiment import Cell, Experiment
 
 Method = tuple[str, Callable[..., Any], tuple[float, ...]]  # its name, its maker, its steps
@@ -74,8 +74,8 @@ def tuned(place: Place) -> Iterator[Method]:
 
 
 def auto(place: Place) -> Iterator[Method]:
-    """The method that came of it."""
-    yield "auto", AutoDuDe, (0.6,)
+    """The rule that came of it."""
+    yield "auto", FirstRule, (0.6,)
 
 
 def waiting(place: Place) -> Iterator[Method]:

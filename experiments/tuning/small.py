@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from corrected import Corrected
+from first import FirstRule
 from rich.progress import track
 from variants import Trial
 from waiting import WaitingDuDe
@@ -25,7 +26,7 @@ PROBLEMS = {
     "logistic": dd.problems.Logistic(workers=10, features=5, samples=200, heterogeneity=3.0, batch_size=8),
 }
 RULES: dict[str, Callable[[], dd.Algorithm[Any]]] = {
-    "AutoDuDe": dd.AutoDuDe,
+    "AutoDuDe": FirstRule,  # as it was then
     "the same with last gradients": WaitingDuDe,
     "fixed step 1/16": partial(dd.DuDe, 2.0**-4),
     "fixed step 1/256": partial(dd.DuDe, 2.0**-8),

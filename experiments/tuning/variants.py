@@ -1,4 +1,4 @@
-"""Ways for DuDe to choose its own step that were tried; the best of them became `dualdelay.AutoDuDe`."""
+"""Ways for DuDe to choose its own step that were tried; the best of them became the first rule of AutoDuDe, first.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What AutoDuDe was before it kept running means: DuDe itself, with the same waiting and the same step."""
+"""The first rule before it kept running means: DuDe itself, with the same waiting and the same step."""
 
 from __future__ import annotations
 

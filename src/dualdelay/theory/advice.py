@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..algorithms.auto import AutoDuDe
 from ..algorithms.dude import DuDe
 from ..algorithms.sync import SyncSGD
 from ..algorithms.vanilla import VanillaASGD
@@ -34,7 +33,7 @@ from .staleness import Staleness, delays, weighted_median, whole_jobs
 from .theorem import horizon, step_size
 from .tries import Report, Tries, round_to, try_steps
 
-KAPPA = AutoDuDe.lr  # a first step size, times the delay: docs/results/tuning.md
+KAPPA = 0.6  # a first step size, times the delay: docs/results/tuning.md
 IDLE = 1 / 8  # of their time that workers may wait: up to there the step grows as fast as updates get fewer
 _EVEN = 0.8  # of the gradients that synchronous SGD still has where it costs little
 _PULL = 0.1  # of the gradient, below which the fast workers' data may count for more
@@ -148,7 +147,7 @@ class Advice:
                 f"Waiting for {self.wait_for} workers costs {self.chosen.idle_share:.0%} of their time and shortens the "
                 f"median delay to {self.chosen.tau_median:.3g} updates: steps can be longer by about what updates get "
                 "fewer. "
-                "The method auto finds such a number and its step as it goes, and was ahead in docs/results/tuning.md."
+                "The method auto finds such a number and its step as it goes (docs/results/tuning.md)."
             )
         return tuple(reasons)
 
