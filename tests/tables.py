@@ -14,7 +14,7 @@ ALGORITHMS: dict[str, dd.Algorithm[Any]] = {
     "dude workers": dd.DuDe(LR, memory="workers"),
     "dude two workers": dd.DuDe(LR, wait_for=2, memory="workers"),
     "dude busy": dd.DuDe(LR, start="busy"),
-    "auto": dd.AutoDuDe(8 * LR),
+    "auto": dd.AutoDuDe(64 * LR),  # a factor of the step that it chooses itself
     "dude zeros": dd.DuDe(LR, start="zeros"),
     "sync": dd.SyncSGD(LR),
     "vanilla": dd.VanillaASGD(LR),

@@ -125,7 +125,7 @@ UNBIASED = {
             *("scaffold", "adsaga"),
         )
     },
-    "auto": dd.AutoDuDe(8 * STEP),
+    "auto": dd.AutoDuDe(),
     "malenia": dd.algorithms.MaleniaSGD(STEP),
     "aced": dd.algorithms.ACED(STEP),
     "area": dd.algorithms.AREA(1 / 2),
@@ -155,8 +155,10 @@ def test_the_workers_present_count_the_same_and_no_other_counts(row, name):
     Catches the old gradient of a worker that left, and a worker that counts twice or not at all when it is back.
     """
     changes, present = PRESENT_AT_THE_END[name]
-    run = simulate(UNBIASED[row], *changes, updates=560)
-    assert float(run.x) == pytest.approx(6 * sum(present) / len(present), abs=AT_REST)
+    # AutoDuDe chooses shorter steps, and gives a mean of the models that come to rest, which is as far back as they moved
+    run = simulate(UNBIASED[row], *changes, updates=560 * 6 if row == "auto" else 560)
+    rests = run.state.z if row == "auto" else run.x
+    assert float(rests) == pytest.approx(6 * sum(present) / len(present), abs=AT_REST)
     assert set(run.state.present) == present
     # the last one's gradient tends to zero, and the audit is relative to it
     assert run.audit is None or len(present) == 1 or run.audit <= audit(run)

@@ -129,7 +129,6 @@ ALONE = [
     *(make(1 / 8, 1) for make in SYNCHRONOUS.values()),
     *(kind(1 / 8) for kind in (dd.VanillaASGD, dd.UniformASGD, dd.ShuffledASGD, dd.SIAG)),
     dd.FedBuff(1 / 8, buffer=1, staleness=0.5),
-    dd.AutoDuDe(1.0),  # whose step is lr / 8 while delays are below eight
     dd.algorithms.RescaledASGD(1 / 8),
     dd.algorithms.MaleniaSGD(1 / 8),
     dd.algorithms.MaleniaSGD(1 / 8, gradients=1),
@@ -165,16 +164,14 @@ ALONE = [
 def test_one_worker_is_plain_sgd(method):
     """With one worker every method is plain SGD: bit for bit where nothing rounds, and with noise to rounding.
 
+    AutoDuDe and FADAS, which set the length of their steps themselves, are excepted.
+
     Catches a wrong divisor, sign or delay, and an update that is made at the wrong time.
     """
     problem, noisy, speeds = dd.Quadratic([[40.0]]), heterogeneous(1, 2, noise=1.0), dd.FixedSpeeds([0.75])
     run, models = archive(method, problem, speeds, updates=10)
     expected = sgd(lambda x, draw: x - 40.0, 0.0, 1 / 8, 10)
-    if isinstance(method, dd.AutoDuDe):  # its running mean rounds
-        assert [float(x) for x in models] == pytest.approx(expected, rel=0, abs=drift(10, 1 / 8, TERMS) * SIZE)
-    else:
-        assert [float(x) for x in models] == expected
-    assert run.time == 7.5
+    assert [float(x) for x in models] == expected and run.time == 7.5
     seen = heterogeneous(1, 2) if method.exact else noisy
     _, models = archive(method, noisy, speeds, updates=30)
     expected = sgd(lambda x, draw: seen.gradient(x, 0, draw)[0], noisy.start(0), 1 / 8, 30)

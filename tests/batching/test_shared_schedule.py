@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import dualdelay as dd
+from dualdelay.batching import shared_schedule
 from dualdelay.batching.shared_schedule import can_share
 from dualdelay.core import Order
 from own import METHODS, computed_both_ways, three
@@ -22,6 +23,21 @@ pytestmark = [pytest.mark.numeric, pytest.mark.usefixtures("own_methods")]
 def test_every_method_here_can_share_a_schedule(name: str) -> None:
     method = ALGORITHMS[name] if name in ALGORITHMS else METHODS[name](LR)
     assert can_share(method, 4), "with several runs in a row: no comparison of lr, sums and norms with dim=-1, keepdim=True"
+
+
+def test_a_dict_of_tensors_in_a_state_is_compared_by_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With sixteen workers AutoDuDe holds gradients in a dict at the end of the trial, and is found to share."""
+    held, compare = [], shared_schedule._alike
+
+    def alike(a: Any, b: Any) -> bool:
+        if isinstance(a, dict):
+            held.append(len(a))
+        return compare(a, b)
+
+    monkeypatch.setattr(shared_schedule, "_alike", alike)
+    assert can_share(dd.AutoDuDe(), 16) and min(held) > 0
+    one, other = ({0: torch.ones(2), 3: torch.full((2,), value)} for value in (2.0, 3.0))
+    assert compare(one, dict(one)) and not compare(one, other) and not compare(one, {0: one[0]})
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ from dualdelay.problems import images
 from dualdelay.problems.cifar10 import FILES
 from dualdelay.problems.files import cache_folder
 from dualdelay.problems.splits import deal
+from dualdelay.problems.stacked import Stacked
 from dualdelay.runs.names import describe, label, parameters, parse, rebuild
-from helpers import rounding
+from helpers import operations, rounding
 from own import Scenario, differences
 
 NAMES = list(FILES)
@@ -203,8 +204,18 @@ def test_without_a_root_the_data_are_those_of_the_cache_folder(root: Path, monke
 
 
 # 3*6*25+6 + 6*16*25+16 + 400*120+120 + 120*84+84 + 84*10+10, and 3*32*25+32 + 32*64*25+64 + 1600*512+512 + 512*10+10,
-# and 192*64+64 + 64*10+10
-@pytest.mark.parametrize(("model", "weights"), [("lenet", 62_006), ("wide", 878_538), ("small", 13_002)])
+# and 192*64+64 + 64*10+10, and 27*16+32 + 2*(144*16+32) + 144*32+64 + 288*32+64 + 16*32 + 288*64+128 + 576*64+128 + 32*64
+# + 64*10+10
+SIZES = {"lenet": 62_006, "wide": 878_538, "small": 13_002, "resnet": 77_850}
+
+
+def test_every_model_is_documented_with_its_weights() -> None:
+    assert list(SIZES) == list(dd.Cifar10.models)
+    documented = " ".join((dd.Cifar10.__doc__ or "").split())
+    assert all(f'"{model}"' in documented and f"{weights:,}" in documented for model, weights in SIZES.items())
+
+
+@pytest.mark.parametrize(("model", "weights"), SIZES.items())
 def test_a_model_has_as_many_weights_as_documented(root: Path, model: str, weights: int) -> None:
     problem = tiny(root, model=model)
     x = problem.start(0)
@@ -215,9 +226,44 @@ def test_a_model_has_as_many_weights_as_documented(root: Path, model: str, weigh
         assert problem.model(x)(train_and_test(problem)[1][0][:2]).shape == (2, 10)
 
 
-@pytest.mark.parametrize("model", ["resnet", "", None])
+@pytest.mark.numeric
+@pytest.mark.parametrize("model", SIZES)
+def test_gradients_of_many_jobs_at_once_are_those_of_one_at_a_time(root: Path, model: str) -> None:
+    """To the last few digits: those of another minibatch or model would be off by a hundredth and more."""
+    problem, other = tiny(root, model=model, seed=1), tiny(root, model=model, seed=2)
+    assert problem.batch_key == other.batch_key
+    jobs = [(0, 0, 0), (1, 2, 3), (0, 3, 7)]  # problem, worker, draw
+    starts = torch.stack([problem.start(seed) for seed in range(3)])
+    together = problem.batched([problem, other])
+    assert isinstance(together, Stacked)
+    gradients, losses = together([starts], *map(list, zip(*jobs, strict=True)))
+    close = rounding(operations(problem), torch.float32)
+    for found, value, x, (number, worker, draw) in zip(gradients, losses.tolist(), starts, jobs, strict=True):
+        gradient, loss = (problem, other)[number].gradient(x, worker, draw)
+        assert (found - gradient).norm() <= close * gradient.norm() and value == pytest.approx(loss, rel=close)
+
+
+@pytest.mark.numeric
+def test_a_residual_network_starts_with_paths_beside_its_layers_and_has_no_memory_of_what_it_saw(root: Path) -> None:
+    """An image's outputs do not depend on the other images, and without its convolutions a block hands on what it got."""
+    problem = tiny(root, model="resnet")
+    images = train_and_test(problem)[0][0][:6]
+    net = problem.model(problem.start(0))
+    with torch.no_grad():
+        outputs = net(images)
+        alone = torch.cat([net(image[None]) for image in images])
+        assert (outputs - alone).abs().max() <= rounding(operations(problem), torch.float32) * outputs.abs().max()
+        block = net[3]
+        inside = torch.rand(2, 16, 8, 8)
+        for parameter in block.path.parameters():
+            parameter.zero_()
+        assert torch.equal(block(inside), inside)
+    assert not list(net.buffers())
+
+
+@pytest.mark.parametrize("model", ["resnet18", "", None])
 def test_an_unknown_model_is_refused_with_the_names_of_the_models(root: Path, model: Any) -> None:
-    with pytest.raises(dd.BadInput, match=r"model is .*expected one of 'lenet', 'wide', 'small'"):
+    with pytest.raises(dd.BadInput, match=r"model is .*expected one of 'lenet', 'wide', 'small', 'resnet'"):
         tiny(root, model=model)
 
 

@@ -241,11 +241,20 @@ def test_steps_that_a_method_shortens_are_shortened_by_as_much():
     assert float((torchs.x - plain.x).abs().max()) <= drift(40, 0.1, 8) * 16  # no weight and no gradient is larger
 
 
-@pytest.mark.parametrize("method", [dd.AutoDuDe(), dd.algorithms.FADAS(lr=0.05)])
-def test_a_method_that_sets_its_own_step_takes_no_optimizer(method):
-    for server in (dd.Server(optimizer="AdamW"), dd.Server(schedule="ConstantLR")):
-        with pytest.raises(dd.BadInput, match=f"{type(method).__name__} takes no optimizer and no schedule: it"):
-            dd.simulate(method, QUADRATIC, TWO, updates=1, server=server)
+@pytest.mark.parametrize("server", [dd.Server(optimizer="AdamW"), dd.Server(schedule="ConstantLR")])
+def test_a_method_that_sets_its_own_step_takes_no_optimizer(server):
+    with pytest.raises(dd.BadInput, match="FADAS takes no optimizer and no schedule: it"):
+        dd.simulate(dd.algorithms.FADAS(lr=0.05), QUADRATIC, TWO, updates=1, server=server)
+
+
+@pytest.mark.parametrize("server", [dd.Server(optimizer="AdamW"), dd.Server(schedule="ConstantLR")])
+def test_a_default_lr_that_is_no_learning_rate_is_refused_with_what_it_is_and_what_to_give(server):
+    """AutoDuDe's lr is a factor of its own step unless an optimizer makes the step; one that is given is a rate."""
+    what = r"the lr of AutoDuDe is 1\.4, the factor of a step .*no learning rate.*; give one: dd\.AutoDuDe\(lr=0\.001\)"
+    with pytest.raises(dd.BadInput, match=what):
+        dd.simulate(dd.AutoDuDe(), QUADRATIC, TWO, updates=1, server=server)
+    assert dd.simulate(dd.AutoDuDe(lr=0.01), QUADRATIC, TWO, updates=1, server=server).version == 1
+    assert dd.simulate(dd.AutoDuDe(), QUADRATIC, TWO, updates=1).version == 1  # without an optimizer it needs none
 
 
 def net():

@@ -530,6 +530,15 @@ def test_without_delays_there_is_nothing_to_try():
     assert case.wrong == ["no steps could be tried: the workers' delays are not known."]
 
 
+def test_runs_that_are_far_too_short_leave_the_step_of_the_rule():
+    """Of one update out of six hundred the longest step looks best, and may diverge later."""
+    problem, speeds = clusters(3, 20.0), dd.FixedSpeeds([1.0, 2.0, 4.0])
+    advice = advise(problem, speeds, updates=600_000)
+    after = advice.after_trying(problem, speeds, 0.01)
+    assert after.tries.share < 1 / 8 and not after.tries.tell
+    assert after.lr == advice.lr_by_rule == advice.lr
+
+
 def test_the_page_says_what_the_seconds_did_not_suffice_for():
     advice = advise(clusters(3, 20.0), dd.FixedSpeeds([1.0, 2.0, 4.0]))
 
@@ -542,6 +551,8 @@ def test_the_page_says_what_the_seconds_did_not_suffice_for():
     short = page((0.1, 3.0), (0.2, 2.0), (0.4, math.inf), share=0.25, complete=True)
     assert "each until 50 updates" in short and "0.2 *" in short and "diverged" in short and "Advised: lr=0.2." in short
     assert "Each run has 0.25 of the length" in short and "were over" not in short
+    hint = page((0.1, 3.0), (0.2, 2.0), share=0.1, complete=True)
+    assert "Such short runs do not tell. Advised, by the rule" in hint and "give more seconds" in hint
     edge = page((0.1, 3.0), (0.2, 2.0), complete=False)
     assert "The seconds were over after 2 runs, and the best is the largest step: give more" in edge
     assert "of the length" not in edge

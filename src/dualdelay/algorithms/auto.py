@@ -27,13 +27,16 @@ class AutoState(AggregateState, ShapedState):  # its table holds the running mea
     versions: list[int]  # u_i: where each worker's newest gradient was taken
     wait_for: int  # workers per update
     newest: dict[int, Tensor] = field(default_factory=dict)  # G_j of the workers that have reported since, and idle
-    round_start: int = 0  # a round lasts until most gradients were taken at this version or later
+    round_start: int = 0  # a round lasts until half of the gradients were taken at this version or later
+    rounds: int = 0  # with as many workers per update as now
+    patience: int = 1  # rounds before it is tried with fewer; twice as many each time that those were too few
+    fewer: bool = False  # whether the last change was to fewer
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.uncounted = set(range(self.workers))  # until they report
-        self.sizes = self.squares = self.weights.new_zeros(*self.weights.shape[:-1], 1)
-        self.path, self.reach = self.sizes.clone(), self.sizes.clone()
+        self.sizes = self.weights.new_zeros(*self.weights.shape[:-1], 1, dtype=torch.float64)
+        self.squares, self.path, self.reach = self.sizes.clone(), self.sizes.clone(), self.sizes.clone()
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,8 @@ class AutoDuDe(Algorithm[AutoState]):
 
     An update follows the mean of all h_i plus that of what is new, G_j - h_j. Each tensor moves in units of what its
     weights are at the start, over the root mean square of its gradients: by the farthest that the model has been from the
-    start, but by 1 at least, over the root of the sum of squared directions, each counted 1 + 2 tau times for the median
-    delay tau. Workers compute at the model z that moves so; the run's model x is the mean of about the last twelfth of
+    start, but by 1 at least, over the root of the sum of squared directions, each counted 1 + 2 tau times for the delay
+    tau. Workers compute at the model z that moves so; the run's model x is the mean of about the last twelfth of
     these. With an optimizer, that one steps along the direction, by ``lr``.
     """
 
@@ -55,15 +58,15 @@ class AutoDuDe(Algorithm[AutoState]):
     waits = False
 
     lr: float = positive(1.4)
-    """What the chosen step is multiplied by; with an optimizer, the learning rate."""
+    """What the chosen step is multiplied by, a tenth of this for a trained model; with an optimizer, the learning rate."""
     delay: ClassVar[float] = 8.0
     """What the means go back, in updates; waiting keeps the median delay between half of it and 1.4 times."""
     power: ClassVar[float] = 10.0
-    """The model of the run is the mean of all z_t with weights that grow as t to this power."""
+    """The model of the run is the mean of all z_t, with weights that grow about as t to this power."""
     nearest: ClassVar[float] = 1.0
     """How far from the start counts at least, in sizes: the weights are expected to move by about as much as they are."""
-    longest: ClassVar[float] = 0.1
-    """The longest step of a weight, in sizes, where a direction is as long as its gradients."""
+    longest: ClassVar[float] = 0.07
+    """The longest step of a weight over ``lr``, in sizes, where a direction is as long as its gradients."""
 
     def init(self, x: Tensor, n: int, rng: Draws) -> AutoState:
         return AutoState(x, n, z=x, start=x, versions=[0] * n, wait_for=max(1, round(n / self.delay)))
@@ -77,54 +80,58 @@ class AutoDuDe(Algorithm[AutoState]):
 
     def _update(self, s: AutoState) -> Orders:
         heard = len(s.newest.keys() | (set(s.present) - s.uncounted))
-        if not s.newest or len(s.newest) < min(s.wait_for, heard) or 2 * heard <= s.n:
+        if not s.newest or len(s.newest) < min(s.wait_for, heard) or 2 * heard < s.n:
             return []
-        t, news, square = s.version + 1, torch.zeros_like(s.total), torch.zeros_like(s.weights)
+        t, news = s.version + 1, torch.zeros_like(s.total)
         for j, gradient in s.newest.items():  # h_j <- h_j + a (G_j - h_j) with a = 1 - exp(-tau_j / 8), at first 1
             a = 1.0 if j in s.uncounted else 1 - math.exp((s.versions[j] - t) / self.delay)
             mean = torch.lerp(s.last(j), gradient, a)
             s.replace(j, mean)
             news += gradient - mean
-            square += gradient.square()
         ages = sorted(t - version for worker, version in enumerate(s.versions) if worker not in s.uncounted)
-        tau = (ages[(len(ages) - 1) // 2] + ages[len(ages) // 2]) / 2
-        if 2 * sum(age <= t - s.round_start for age in ages) > len(ages):
-            s.round_start, s.wait_for = t, self._wait_for(s, tau)
+        tau = ages[(len(ages) - 1) // 2]  # of as many as are half, the oldest
+        if 2 * sum(age <= t - s.round_start for age in ages) >= len(ages):
+            s.round_start = t
+            self._end_round(s, tau)
         direction = s.total / s.counted + news / len(s.newest)
         if s.optimizer is None:
-            self._descend(s, direction.to(s.weights.dtype), square / len(s.newest), tau)
+            mean_age = sum(ages) / len(ages)  # where a few are far older than most, steps go by one over this mean
+            self._descend(s, direction.to(s.weights.dtype), max(tau, mean_age * mean_age / tau))
         else:
             s.descend(direction, self.lr)
         ready, s.newest = list(s.newest), {}
         return [send(worker) for worker in ready]
 
-    def _wait_for(self, s: AutoState, tau: float) -> int:
-        """How many workers the next round waits for: one fewer or more, where the median delay is far from eight."""
-        if tau < 0.5 * self.delay:
-            return max(1, s.wait_for - 1)
-        return min(s.counted, s.wait_for + 1) if tau > 1.4 * self.delay else s.wait_for
+    def _end_round(self, s: AutoState, tau: int) -> None:
+        """Wait for one worker fewer or more where the median delay is far from eight.
 
-    def _descend(self, s: AutoState, direction: Tensor, square: Tensor, tau: float) -> None:
+        Not for more than half of them, so that no certain worker is ever waited for.
+        """
+        s.rounds += 1
+        if tau < 0.5 * self.delay and s.wait_for > 1 and s.rounds >= s.patience:
+            s.wait_for, s.rounds, s.fewer = s.wait_for - 1, 0, True
+        elif tau > 1.4 * self.delay and s.wait_for < (s.counted + 1) // 2:
+            s.patience *= 2 if s.fewer else 1
+            s.wait_for, s.rounds, s.fewer = s.wait_for + 1, 0, False
+
+    def _descend(self, s: AutoState, direction: Tensor, tau: float) -> None:
         t, lengths = s.version + 1, torch.tensor([piece.shape[-1] for piece in s.pieces(s.z)], device=s.z.device)
 
         def spread(values: Tensor) -> Tensor:  # a number for each tensor -> one for each weight
-            return torch.repeat_interleave(values, lengths, dim=-1, output_size=s.z.shape[-1])
+            return torch.repeat_interleave(values.to(s.z.dtype), lengths, dim=-1, output_size=s.z.shape[-1])
 
-        def means(squares: Tensor) -> Tensor:  # of each tensor
-            return torch.cat([piece.mean(-1, keepdim=True) for piece in s.pieces(squares)], -1)
-
+        squares = [mean_squares(s, gradient) for gradient in s.newest.values()]
+        square = sum(squares[1:], squares[0]) / len(squares)
         if t == 1:
-            s.sizes, s.squares = sizes(s), torch.zeros_like(means(square))
-            s.reach = s.reach + self.nearest
-        s.squares = torch.lerp(s.squares, means(square), 0.001)
-        scale = (s.squares / (1 - 0.999**t)).sqrt().clamp_min(torch.finfo(s.squares.dtype).tiny)
-        u = direction / spread(scale)
+            s.sizes, s.squares, s.reach = sizes(s), torch.zeros_like(square), s.reach + self.nearest
+        s.squares = torch.lerp(s.squares, square, 0.001)
+        u = direction / spread((s.squares / (1 - 0.999**t)).sqrt()).clamp_min(torch.finfo(s.z.dtype).tiny)
         s.path = s.path + (1 + 2 * tau) * u.square().mean(-1, keepdim=True)
         each = spread(s.sizes)
         away = ((s.weights - s.start) / each).square().mean(-1, keepdim=True).sqrt()
         s.reach = torch.maximum(s.reach, torch.minimum(away, s.reach * 2 ** (1 / tau)))  # twofold in a delay at most
-        step = (self.lr * s.reach / s.path.sqrt().clamp_min(torch.finfo(s.path.dtype).tiny)).clamp_max(self.longest)
-        s.z = s.z - step * each * u
+        step = (s.reach / s.path.sqrt().clamp_min(torch.finfo(s.path.dtype).tiny)).clamp_max(self.longest)
+        s.z = s.z - (self.lr * step).to(s.z.dtype) * each * u
         s.descend(s.weights - s.z, (self.power + 1) / (t + self.power))
 
     def leave(self, s: AutoState, worker: int, held: Memory | None = None) -> Orders:
@@ -137,15 +144,20 @@ class AutoDuDe(Algorithm[AutoState]):
         return [send(worker)]
 
 
+def mean_squares(s: AutoState, flat: Tensor) -> Tensor:
+    """Of each tensor the mean of its squared numbers, in float64, where no square is too large or too small."""
+    norms = [torch.linalg.vector_norm(piece, dim=-1, keepdim=True, dtype=torch.float64) for piece in s.pieces(flat)]
+    counts = [max(1, piece.shape[-1]) for piece in s.pieces(flat)]
+    return torch.cat([norm.square() / count for norm, count in zip(norms, counts, strict=True)], -1)
+
+
 def sizes(s: AutoState) -> Tensor:
     """The root mean square of each tensor at the start; of one that is zero, what torch would have begun it with."""
     shapes = [shape for _, shape in s.places(s.start)]
-    usual = [1 / math.sqrt(3 * math.prod(shape[1:] if len(shape) > 1 else shape)) for shape in shapes]
+    usual = [1 / math.sqrt(3 * max(1, math.prod(shape[1:] if len(shape) > 1 else shape))) for shape in shapes]
     of_matrices = sorted(size for size, shape in zip(usual, shapes, strict=True) if len(shape) > 1)
-    of_vector = of_matrices[len(of_matrices) // 2] if of_matrices else None
-    found = []
-    for piece, shape, size in zip(s.pieces(s.start), shapes, usual, strict=True):
-        root = piece.square().mean(-1, keepdim=True).sqrt()
-        otherwise = size if len(shape) > 1 or of_vector is None else of_vector
-        found.append(torch.where(root > 0, root, torch.full_like(root, otherwise)))
-    return torch.cat(found, -1)
+    if of_matrices:  # a vector, such as a bias, is like the matrices
+        like = of_matrices[len(of_matrices) // 2]
+        usual = [size if len(shape) > 1 else like for size, shape in zip(usual, shapes, strict=True)]
+    roots = mean_squares(s, s.start).sqrt()
+    return torch.where(roots > 0, roots, torch.tensor(usual, dtype=roots.dtype, device=roots.device))

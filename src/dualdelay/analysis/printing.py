@@ -413,7 +413,9 @@ def _print_tries(advice: Advice, console: Console) -> None:
     length = f"time {tries.time:g}" if tries.updates is None else counted(tries.updates, "update")
     console.print()
     print_rows(f"steps that were tried, each until {length} (* best)", rows, console)
-    if found:
+    if not tries.tell:
+        console.print(f"Such short runs do not tell. Advised, by the rule: lr={advice.lr:g}; give more seconds to try it.")
+    elif found:
         console.print(f"Advised: lr={advice.lr:g}. These are single runs: a step half or twice as long may be as good.")
     else:
         console.print(f"Every step that was tried diverged. Advised: lr={advice.lr:g} or less.")

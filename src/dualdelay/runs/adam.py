@@ -19,8 +19,9 @@ class Adam(torch.optim.Optimizer):
     A method's direction may be a mean over many gradients and change little from update to update, as DuDe's: its square is
     far smaller than a gradient's, and its sign stays for many updates, so that steps over its root are too long by the root
     of how many it is a mean of. Over the root of the arriving gradients' squares a step has the size that it has in Adam
-    with one worker, whatever n, the delays and the method's memory are. Where nothing is told to ``observe``, such as in a
-    trial, the direction's own square is taken, which is torch's Adam.
+    with one worker, whatever n, the delays and the method's memory are. Where workers keep their gradients and send
+    differences, it is the second moment of these: about twice the noise, without the mean. Where nothing is told to
+    ``observe``, such as in a trial, the direction's own square is taken, which is torch's Adam.
     """
 
     def __init__(
@@ -36,10 +37,10 @@ class Adam(torch.optim.Optimizer):
     ) -> None:
         for name, value in (("betas[0]", betas[0]), ("betas[1]", betas[1])):
             if not 0 <= value < 1:
-                raise BadInput(f"{name} is {value}; expected a number of zero or more, and below 1.")
+                raise BadInput(f"{name} is {value}; expected a number of zero or more, and below 1")
         for name, value in (("eps", eps), ("weight_decay", weight_decay)):
             if not value >= 0:
-                raise BadInput(f"{name} is {value}; expected a number of zero or more.")
+                raise BadInput(f"{name} is {value}; expected a number of zero or more")
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad}
         super().__init__(params, defaults)
         self._decoupled, self._told = decoupled, False

@@ -102,7 +102,7 @@ def make_optimizer(
     if algorithm.own_lr and algorithm.lr == type(algorithm).lr:
         raise BadInput(
             f"the lr of {type(algorithm).__name__} is {algorithm.lr:g}, {algorithm.own_lr}, and no learning rate for an "
-            f"optimizer; give one: dd.{type(algorithm).__name__}(lr=0.001)."
+            f"optimizer; give one: dd.{type(algorithm).__name__}(lr=0.001), on the shell '{algorithm.name}[lr=0.001]'."
         )
     return Optimizer(optimizer, schedule, updates, lr=algorithm.lr, layout=problem.layout())
 

@@ -210,7 +210,7 @@ class Advice:
             x=x,
             report=report,
         )
-        return replace(self, lr=tries.lr, tries=tries)
+        return replace(self, lr=tries.lr if tries.tell else self.lr_by_rule, tries=tries)
 
 
 def rows_for(workers: int) -> list[int]:
