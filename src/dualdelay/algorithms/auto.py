@@ -123,7 +123,7 @@ class AutoDuDe(Algorithm[AutoState]):
         squares = [mean_squares(s, gradient) for gradient in s.newest.values()]
         square = sum(squares[1:], squares[0]) / len(squares)
         if t == 1:
-            s.sizes, s.squares, s.reach = sizes(s), torch.zeros_like(square), s.reach + self.nearest
+            s.sizes, s.squares, s.reach = sizes(s), torch.zeros_like(square), torch.full_like(s.path, self.nearest)
         s.squares = torch.lerp(s.squares, square, 0.001)
         u = direction / spread((s.squares / (1 - 0.999**t)).sqrt()).clamp_min(torch.finfo(s.z.dtype).tiny)
         s.path = s.path + (1 + 2 * tau) * u.square().mean(-1, keepdim=True)

@@ -73,9 +73,8 @@ def pieces(
     parts = []
     for rows, wanted, name in ((starts[~for_testing], samples, "samples"), (starts[for_testing], tested, setting)):
         if wanted > len(rows):
-            given = samples if name == "samples" else tested
             raise BadInput(
-                f"{name} is {given} and context {context}; expected {len(rows)} pieces at most for language {language}. "
+                f"{name} is {wanted} and context {context}; expected {len(rows)} pieces at most for language {language}. "
                 "Use fewer."
             )
         chosen = rows[np.arange(wanted) * len(rows) // wanted]

@@ -146,8 +146,7 @@ class Advice:
             reasons.append(
                 f"Waiting for {self.wait_for} workers costs {self.chosen.idle_share:.0%} of their time and shortens the "
                 f"median delay to {self.chosen.tau_median:.3g} updates: steps can be longer by about what updates get "
-                "fewer. "
-                "The method auto finds such a number and its step as it goes (docs/results/tuning.md)."
+                "fewer. The method auto finds such a number and its step as it goes (docs/results/tuning.md)."
             )
         return tuple(reasons)
 

@@ -22,7 +22,7 @@ _FIRST = (1.0, 2.0, 0.5, 4.0, 0.25)  # times the step by the rule, in the order 
 _FURTHEST = 4096.0  # times that step at most, and one over this at least
 _PLANNED = 8  # runs that the seconds are to suffice for: the first ones, and some beyond the edge
 _NEVER = 10**9  # updates between two evaluations, of which only the last counts here
-SHORTEST = 1 / 8  # of the planned length: runs that are shorter do not tell which step is best at its end
+_SHORTEST = 1 / 8  # of the planned length: runs that are shorter do not tell which step is best at its end
 _TOLD = 0.2  # seconds by which a run has to be longer than the shortest to tell what an update costs
 
 
@@ -63,7 +63,7 @@ class Tries:
     @property
     def tell(self) -> bool:
         """Whether the runs were long enough to choose a step by; a step that diverges in a short one is too long anyway."""
-        return self.share >= SHORTEST or not math.isfinite(self.best.objective)
+        return self.share >= _SHORTEST or not math.isfinite(self.best.objective)
 
     @property
     def lr(self) -> float:
