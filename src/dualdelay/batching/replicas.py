@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -186,7 +187,7 @@ class Replicas(Loop):
         state.weights = state.weights.cpu()
         return state, audit
 
-    def save_of(self, k: int) -> dict[str, Any]:
+    def save_of(self, k: int, folder: Path | None = None) -> dict[str, Any]:
         saved = super().save()
         own: dict[str, Any] = sliced({name: saved[name] for name in ("state", "fleet")}, k)
         return {**saved, **own, "evaluation": self.evaluations[k].save()}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -124,9 +125,19 @@ class AggregateState(State):
 
         Not over ||sum_i G_i||, which goes to zero at a solution whatever the gradients' sizes.
         """
-        exact, size = torch.zeros_like(self.total), 0.0
-        for row in self.table if self.table is not None else [kept_gradient(kept) for kept in held.values()]:
+        return audit([self.deviation(held)])
+
+    def deviation(self, held: Mapping[int, Memory]) -> tuple[float, list[float]]:
+        """||sum - sum_i G_i|| and each ||G_i||."""
+        exact, sizes = torch.zeros_like(self.total), []
+        for row in self.table if self.table is not None else [kept_gradient(held[worker]) for worker in sorted(held)]:
             exact += row.to(exact.device)
-            size += float(row.float().norm() if row.dtype == torch.bfloat16 else row.norm())
-        gap = float((self.total - exact).norm())
-        return gap / size if size > 0 else gap
+            sizes.append(float(row.float().norm() if row.dtype == torch.bfloat16 else row.norm()))
+        return float((self.total - exact).norm()), sizes
+
+
+def audit(deviations: Sequence[tuple[float, Sequence[float]]]) -> float:
+    """The audit of a sum from the deviations of its slices, or of the whole."""
+    gap = math.hypot(*(gap for gap, _ in deviations))
+    size = sum(math.hypot(*parts) for parts in zip(*(sizes for _, sizes in deviations), strict=True))
+    return gap / size if size > 0 else gap

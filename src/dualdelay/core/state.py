@@ -184,14 +184,18 @@ class Snapshot:
 _SAME_SIZE = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 
-def checksum(tensor: Tensor) -> int | Tensor:
+def pattern_of(length: int, dtype: torch.dtype) -> torch.dtype:
+    """The integers as which the bits of a vector are added up."""
+    return torch.int64 if length * dtype.itemsize % 8 == 0 else _SAME_SIZE[dtype.itemsize]
+
+
+def checksum(tensor: Tensor, pattern: torch.dtype | None = None) -> int | Tensor:
     """The sum of a tensor's bit patterns modulo 2**64, as int64: one pass, and any single changed bit shows.
 
-    Of several rows or on a GPU it is a tensor, one number for each row: nobody waits for it.
+    Of several rows or on a GPU it is a tensor, one number for each row: nobody waits for it. A slice of a vector has the
+    ``pattern`` of the whole.
     """
-    size = tensor.element_size()
-    kind = torch.int64 if tensor.shape[-1] * size % 8 == 0 else _SAME_SIZE[size]
-    total = tensor.view(kind).sum(-1)
+    total = tensor.view(pattern or pattern_of(tensor.shape[-1], tensor.dtype)).sum(-1)
     return int(total.item()) if tensor.ndim == 1 and tensor.is_cpu else total
 
 

@@ -199,7 +199,7 @@ class Fleet(ABC):
         return {
             "draws": self._draws,
             "serial": self._serial,
-            "weights": [(m.version, m.serial, m.size, self._weights(m)) for m in models.values()],
+            "weights": [(m.version, m.serial, m.size, self._saved(m)) for m in models.values()],
             "models": [[worker, places[model.key]] for worker, model in self._models.items()],
             "jobs": [[worker, draw, places[one.model.key], *one[1:]] for worker, draw, one in in_flight],
             "held": list(self.held().items()),
@@ -289,6 +289,10 @@ class Fleet(ABC):
 
     @abstractmethod
     def _weights(self, model: Model) -> Sent: ...
+
+    def _saved(self, model: Model) -> Any:
+        """A model as it is saved: its weights, unless they are saved elsewhere."""
+        return self._weights(model)
 
     @abstractmethod
     def _begin(self, worker: int, draw: int, assignment: Assignment, *, first: bool = False) -> None:

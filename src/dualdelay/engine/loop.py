@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor
@@ -89,6 +90,11 @@ class Loop:
         return self.evaluation.rows
 
     @property
+    def x(self) -> Tensor:
+        """The current model, flat."""
+        return self.state.x
+
+    @property
     def moment(self) -> int:
         """How much has happened: it grows with every arrival, other event and evaluation by time."""
         return len(self.recorder) + len(self.recorder.events) + self._evaluations_by_time
@@ -105,7 +111,7 @@ class Loop:
         self.fleet.begin()
         if self._is_evaluated and not self.fleet.evaluates:
             self.evaluate(0.0)
-        self._carry_out(self._decided(lambda: self.algorithm.first(self.state), "first"))
+        self._carry_out(self._decided(self._first, "first"))
         if self._is_evaluated and self.fleet.evaluates:
             self.evaluate(0.0)
 
@@ -117,7 +123,7 @@ class Loop:
                 self.skipped_evaluations += 1
                 return
             begin = self.fleet.stopwatch()
-            self.evaluation.add(self.evaluation.of(time, version, self.state.x, samples))
+            self.evaluation.add(self.evaluation.of(time, version, self.x, samples))
             self._evaluation_seconds += self.fleet.stopwatch() - begin
         elif version != self._evaluated_version and not self.fleet.evaluate(
             time, version, self.state.weights, samples, limit
@@ -156,7 +162,7 @@ class Loop:
             orders = self._undoable("step", lambda: self._absorb(absorbed))
             self._ended = None
         elif event.kind is EventKind.WAKE:
-            orders = self._undoable("on_wake", lambda: self.algorithm.on_wake(s, event.time))
+            orders = self._undoable("on_wake", lambda: self._wake(event.time))
         self.consistent = False  # not before: a step that fails is undone, and then nothing has happened
         self.fleet.pop()
         self.now = event.time
@@ -180,10 +186,24 @@ class Loop:
             self.evaluate_overdue()
         return absorbed
 
+    # What the method decides, and where its state changes.
+
+    def _first(self) -> Orders:
+        return self.algorithm.first(self.state)
+
     def _absorb(self, a: Arrival) -> Orders:
         if self.state.optimizer is not None and not a.parts:
             self.state.optimizer.observe(self.state.weights, a.value)
         return self.algorithm.step(self.state, a)
+
+    def _wake(self, time: float) -> Orders:
+        return self.algorithm.on_wake(self.state, time)
+
+    def _leave(self, worker: int, held: Memory | None) -> Orders:
+        return self.algorithm.leave(self.state, worker, *(() if held is None else (held,)))
+
+    def _join(self, worker: int) -> Orders:
+        return self.algorithm.join(self.state, worker)
 
     def _arrival(self, event: Event) -> Arrival:
         try:
@@ -268,10 +288,9 @@ class Loop:
                         "it. Resume when it is back, or use a method that lets workers go (dude, vanilla)."
                     )
                 held = _memory(self.fleet.remove(event.worker))
-                kept = () if held is None else (held,)
-                orders = self._decided(lambda: self.algorithm.leave(s, event.worker, *kept), "leave")
+                orders = self._decided(lambda: self._leave(event.worker, held), "leave")
             case EventKind.JOINED:
-                orders = self._decided(lambda: self.algorithm.join(s, event.worker), "join")
+                orders = self._decided(lambda: self._join(event.worker), "join")
             case EventKind.WEIGHED:
                 self.problem.set_mean_samples(float(event.text))
             case EventKind.LOST:
@@ -383,8 +402,8 @@ class Loop:
     def drop_diverged(self) -> None:
         """Leave aside the runs that have to be done again by themselves; a single one is none of those."""
 
-    def save_of(self, k: int) -> dict[str, Any]:
-        """What run k needs to continue later."""
+    def save_of(self, k: int, folder: Path | None = None) -> dict[str, Any]:
+        """What run k needs to continue later; who keeps a part of it may write that to the folder by itself."""
         return self.save()
 
     def rows_of(self, k: int, start: int) -> dict[str, Column]:
@@ -397,7 +416,7 @@ class Loop:
 
     def evaluation_of(self, k: int, time: float, samples: int | None = None) -> Row | None:
         """A row of metrics about run k's current model, which is not added yet."""
-        return self.evaluations[k].of(time, self.state.version, self.state.x, samples)
+        return self.evaluations[k].of(time, self.state.version, self.x, samples)
 
     def state_of(self, k: int) -> tuple[State, float | None]:
         """What run k's server knows, and the audit of its sum if it has one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from struct import Struct
 from typing import Any
 
@@ -96,6 +96,11 @@ class Recorder:
         """Record something that is no arrival."""
         values = (kind.value, len(self), time, worker, draw, version, after, text)
         self.events.append(dict(zip(_EVENT_FIELDS, values, strict=True)))
+
+    def fill_fingerprints(self, first: int, fingerprints: Sequence[int]) -> None:
+        """Put fingerprints that were not known before into rows from ``first`` on."""
+        rows = np.frombuffer(self._rows, dtype=_KINDS)
+        rows["fingerprint"][first : first + len(fingerprints)] = fingerprints
 
     def rows(self, start: int = 0) -> dict[str, Column]:
         """A copy of the rows from ``start`` on."""

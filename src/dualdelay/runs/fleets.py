@@ -5,18 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from ..batching.separable import why_inseparable
 from ..core import Problem
 from ..core.devices import using_precision
+from ..core.errors import BadInput
 from ..engine.fleet import Fleet
 from ..engine.half import Half, is_own
 from ..engine.loop import Loop
+from ..engine.shard import ShardPlan
+from ..engine.sharded import ShardedLoop
+from ..engine.slices import Slices
 from ..simulation.clocks import RecordedClock
 from ..simulation.cores import GradientsOnCores, cores_worth
 from ..simulation.gradients import Batcher, Gradients, GradientsInBatches
 from ..simulation.local_fleet import LocalFleet
+from ..storage import parts
 from ..workers.coordinator import Coordinator
+from ..workers.ray_fleet import RayFleet, RayTransport
 from ..workers.settings import WorkerFleet
+from ..workers.sharded import ShardedCoordinator
 from ..workers.transport import Transport
 from .names import describe
 from .settings import Compute
@@ -33,7 +42,18 @@ def open_fleet(spec: RunSpec, output: Path | None = None) -> Iterator[Fleet]:
     with using_precision(spec.compute.device or "cpu", spec.compute.precision):
         if isinstance(spec.fleet, WorkerFleet):
             spec.fleet.require_fit(problem.workers)
-            fleet = Coordinator(spec.fleet, problem, half, _connected(spec, half, output), downlink)
+            plan = shard_plan(spec)
+            transport = _connected(spec, half, output)
+            if plan is None:
+                fleet = Coordinator(spec.fleet, problem, half, transport, downlink)
+            else:
+                assert isinstance(transport, RayTransport)
+                try:
+                    shards = transport.open_shards(plan, spec.x, parts.PartFiles())
+                except BaseException:
+                    transport.close(ended=False)
+                    raise
+                fleet = ShardedCoordinator(spec.fleet, problem, half, transport, plan, shards)
         elif isinstance(spec.fleet, RecordedFleet):
             gradients = _gradients(spec.compute, problem, half, 1) if spec.compute.batch else None
             clock = RecordedClock(spec.fleet.trace)
@@ -47,6 +67,29 @@ def open_fleet(spec: RunSpec, output: Path | None = None) -> Iterator[Fleet]:
             ended = True
         finally:
             fleet.close(ended)
+
+
+def shard_plan(spec: RunSpec) -> ShardPlan | None:
+    """How a run's server is cut into shards, if it is; refuses what cannot be cut."""
+    if not isinstance(spec.fleet, RayFleet) or spec.fleet.shards is None:
+        return None
+    name, optimizer = type(spec.algorithm).__name__, spec.optimizer
+    if spec.server.downlink is not None:
+        raise BadInput("shards and downlink are given; expected one of them: slices of models travel as they are.")
+    if optimizer is not None and optimizer.own:
+        raise BadInput(
+            "shards are given, and the optimizer or schedule is a function, which may look at the model's tensors; "
+            "expected texts, such as 'AdamW[weight_decay=0.1]'."
+        )
+    slices = Slices(spec.x.numel(), spec.fleet.shards)
+    for stepper in (None, optimizer) if optimizer is not None else (None,):
+        why = why_inseparable(spec.algorithm, spec.problem.workers, stepper)
+        if why:
+            what = f"the server of {name}" + ("" if stepper is None else f" with {stepper.describe()['optimizer']}")
+            raise BadInput(f"{what} cannot be cut into {slices.count} shards: {why}. Leave shards out.")
+    return ShardPlan(
+        spec.algorithm, spec.problem.workers, spec.seed, optimizer, spec.compute.gradient_table, slices, spec.x.dtype
+    )
 
 
 def _connected(spec: RunSpec, half: Half, output: Path | None) -> Transport:
@@ -65,16 +108,14 @@ def _gradients(compute: Compute, problem: Problem, half: Half, threads: int) -> 
 
 def make_loop(spec: RunSpec, fleet: Fleet) -> Loop:
     """A run that is about to begin, to go on or to be replayed."""
-    return Loop(
-        spec.algorithm,
-        spec.problem,
-        fleet,
-        spec.x,
-        seed=spec.seed,
-        schedule=spec.schedule,
-        metrics=spec.evaluation.metrics,
-        on_nonfinite=None if isinstance(spec.fleet, RecordedFleet) else spec.server.on_nonfinite,
-        optimizer=spec.optimizer,
-        table_format=spec.compute.gradient_table,
-        keep_best=spec.evaluation.keeps,
-    )
+    options: dict[str, Any] = {
+        "schedule": spec.schedule,
+        "metrics": spec.evaluation.metrics,
+        "on_nonfinite": None if isinstance(spec.fleet, RecordedFleet) else spec.server.on_nonfinite,
+        "optimizer": spec.optimizer,
+        "table_format": spec.compute.gradient_table,
+        "keep_best": spec.evaluation.keeps,
+    }
+    if isinstance(fleet, ShardedCoordinator):
+        return ShardedLoop(fleet.plan, spec.problem, fleet, fleet.shards, **options)
+    return Loop(spec.algorithm, spec.problem, fleet, spec.x, seed=spec.seed, **options)

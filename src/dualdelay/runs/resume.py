@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..core import Algorithm, Problem
 from ..core.devices import using_threads
 from ..core.environment import changes, environment
-from ..core.errors import BadInput, plain_number, require_threads
+from ..core.errors import BadInput, RunFailed, plain_number, require_threads
 from ..engine.evaluation import Metric
 from ..engine.events import EventKind
 from ..engine.result import Run
+from ..engine.shard import divided
+from ..engine.sharded import ShardLost
 from ..simulation.speeds import SpeedModel
 from ..storage.folder import Folder, Saved
 from ..storage.record import RunRecord
+from ..workers.ray_fleet import RayFleet
 from ..workers.settings import WorkerFleet
 from .fleets import make_loop, open_fleet
 from .names import rebuild
-from .optimizer import Maker
+from .optimizer import Maker, optimizer_of
 from .outcome import best_of, result_of
 from .record import GivenAgain, spec_of
 from .runner import Member, Runner, result, starting_workers
@@ -82,18 +86,51 @@ def resume(
         spec = spec_of(record, place, again, _real_workers(place, record, fleet), "resume")
         if updates is not None or time is not None:
             record, spec = replace(record, updates=updates, time=time), replace(spec, updates=updates, time=time)
-        return go_on(place, spec, record, reporting)
+        return through_losses(Member(spec, place), reporting, partial(go_on, place, spec, record, reporting))
 
 
-def go_on(place: Folder, spec: RunSpec, record: RunRecord, reporting: Reporting) -> Run:
-    """Continue the run in a folder, which is locked, to the ends that the specification and the record have."""
-    saved, (outcome, warnings) = place.load(), result_of(place)
-    ended, now, notes = "", environment(), list[str]()
+def through_losses(member: Member, reporting: Reporting, run: Callable[[], Run]) -> Run:
+    """Bring a run to its end that goes back to its last checkpoint whenever a shard of its server dies."""
+    newest, losses, notes = -1, 0, list[str]()
+    while True:
+        try:
+            return run()
+        except ShardLost as error:
+            spec, place = member.spec, member.folder
+            assert isinstance(spec.fleet, WorkerFleet)
+            if place is None:
+                raise RunFailed(f"{error} Nothing was saved that it could go back to: give the run a folder.") from error
+            before, newest = newest, max(place.moments(), default=-1)
+            losses = 1 if newest > before else losses + 1
+            if losses > spec.fleet.faults.restarts:
+                raise RunFailed(f"{error} That is the {losses}th time without a new checkpoint between.") from error
+            notes.append(f"{error} The server went back to its last checkpoint")
+            _log.warning("%s The server goes back to its last checkpoint", error)
+            run = partial(go_on, place, _afresh(spec, place), place.record(), reporting, notes)
+
+
+def _afresh(spec: RunSpec, place: Folder) -> RunSpec:
+    """The run as it was given, with an optimizer that has made no step."""
+    record = place.record()
+    if record.optimizer is None:
+        return spec
+    optimizer = optimizer_of(record.optimizer, None, None, spec.updates, spec.algorithm, spec.problem, "resume")
+    return replace(spec, optimizer=optimizer)
+
+
+def go_on(place: Folder, spec: RunSpec, record: RunRecord, reporting: Reporting, told: Sequence[str] = ()) -> Run:
+    """Continue the run in a folder, which is locked, to the ends that the specification and the record have.
+
+    ``told`` are notes on what has happened to it before.
+    """
+    sharded = isinstance(spec.fleet, RayFleet) and spec.fleet.shards is not None
+    saved, (outcome, warnings) = place.load(joined=not sharded), result_of(place)
+    ended, now, notes = "", environment(), list(told)
     if saved is not None and outcome is not None and outcome.get("moment") == saved.content["moment"]:
         ended = outcome["ended"] if outcome.get("config") == record.digest else ""
         if ended and spec.real:  # no worker needs to be started
             try:
-                return _as_it_ended(place, spec, record, outcome, saved)
+                return _as_it_ended(place, spec, record, outcome, place.load() if sharded else saved)
             except BadInput as error:
                 ended, warnings = "", [*warnings, f"{str(error).rstrip('.')}; what the last checkpoint has is taken"]
     for warning in warnings:  # what the run says of itself does not change: the files are written again
@@ -112,8 +149,11 @@ def go_on(place: Folder, spec: RunSpec, record: RunRecord, reporting: Reporting)
                 place.write_record(record)
             with starting_workers("nothing had been saved yet") if spec.real else nullcontext():
                 loop.begin()
-            return Runner(loop, [member], shown_to).run()
+            return Runner(loop, [member], shown_to, notes).run()
         content, rows, problems = saved
+        if sharded and "shards" not in content:
+            content, alone = divided(content, spec.x.numel())
+            content["shards"] = [(0, spec.x.numel(), alone)]
         notes += [f"{problem}; an older checkpoint was used" for problem in problems]
         version = content["state"]["version"]
         if spec.updates is not None and version > spec.updates:
@@ -193,8 +233,9 @@ def _last_environment(record: RunRecord, events: Sequence[Mapping[str, Any]]) ->
     return last
 
 
-def _as_it_ended(place: Folder, spec: RunSpec, record: RunRecord, ended: Mapping[str, Any], saved: Saved) -> Run:
+def _as_it_ended(place: Folder, spec: RunSpec, record: RunRecord, ended: Mapping[str, Any], saved: Saved | None) -> Run:
     """A finished run of real workers, from what it left behind."""
+    assert saved is not None
     trace = place.trace()
     recorded = replace(spec, fleet=RecordedFleet(trace), schedule=None)
     with open_fleet(recorded) as fleet:

@@ -18,6 +18,7 @@ from ..core.errors import BadInput, RunFailed
 from ..engine.loop import Loop, passed
 from ..engine.monitor import Monitor
 from ..engine.result import Run, plain, troubles
+from ..engine.sharded import ShardLost
 from ..engine.table import Table
 from ..simulation.gradients import Batcher
 from ..simulation.local_fleet import LocalFleet
@@ -137,7 +138,7 @@ class Runner:
     def _save(self, k: int) -> None:
         folder, loop = self.members[k].folder, self.loop
         if folder is not None and loop.moment != self._saved[1]:
-            folder.save(loop.save_of(k), loop.rows_of(k, self._saved[0]), self._spec.saving.keep)
+            folder.save(loop.save_of(k, folder.path), loop.rows_of(k, self._saved[0]), self._spec.saving.keep)
 
     def _stop_early(self) -> None:
         """Finish the runs that their early stopping ends."""
@@ -227,7 +228,7 @@ class Runner:
                         self.advance()
                         if self._interrupted[0]:
                             raise self._interruption()
-            except Interrupted:
+            except (Interrupted, ShardLost):
                 raise
             except RunFailed as error:
                 way_on = self._save_at_last(str(error))
@@ -258,7 +259,7 @@ class Runner:
         self.save()
         folder, evaluation = self.members[0].folder, self.loop.evaluation
         if folder is not None:
-            model = self.loop.problem.state_dict(self.loop.state.x)
+            model = self.loop.problem.state_dict(self.loop.x)
             folder.leave(evaluation.table, evaluation.workers.table(), model, why)
 
     def _save_at_last(self, why: str) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ..workers.ray_fleet import RayFleet
 from ..workers.settings import WorkerFleet
 from .fleets import make_loop, open_fleet
 from .record import record_of, require_same
-from .resume import go_on
+from .resume import go_on, through_losses
 from .runner import Member, Runner, require_possible, starting_workers
 from .settings import (
     DEFAULT_COMPUTE,
@@ -130,23 +131,33 @@ def run_one(
             folder = Folder(path)
             require_same(record_of(spec), folder)
             with folder:
-                return go_on(folder, spec, folder.record(), reporting)
+                going_on = partial(go_on, folder, spec, folder.record(), reporting)
+                return through_losses(Member(spec, folder), reporting, going_on)
         spec.require_rules()
         if isinstance(spec.fleet, WorkerFleet):
             spec.fleet.require_fit(spec.problem.workers)  # before anybody is told that workers start
         if path is not None:
             Folder.require_new(path)  # before anything is computed for it
-        with (
-            showing(reporting, spec.algorithm, spec.updates, spec.time, spec.fleet) as shown_to,
-            open_fleet(spec, None if path is None else path / "output") as workers,
-        ):
-            member, loop = Member(spec), make_loop(spec, workers)
-            with starting_workers("nothing had begun") if spec.real else nullcontext():
-                loop.begin()
-            if not spec.real:
-                require_possible(loop, [member])
-            runner = Runner(loop, [member], shown_to)
-            if path is None:
-                return runner.run()
-            with Folder.create(path, record_of(spec), spec.x, spec.problem.fixed()) as member.folder:
-                return runner.run()
+        member = Member(spec)
+        with ExitStack() as folder_lock:
+            return through_losses(member, reporting, partial(_begin, member, reporting, folder_lock))
+
+
+def _begin(member: Member, reporting: Reporting, folder_lock: ExitStack) -> Run:
+    """Begin a run and bring it to its end; its folder is created once its workers are there."""
+    spec = member.spec
+    path = spec.saving.path
+    with (
+        showing(reporting, spec.algorithm, spec.updates, spec.time, spec.fleet) as shown_to,
+        open_fleet(spec, None if path is None else path / "output") as workers,
+    ):
+        loop = make_loop(spec, workers)
+        with starting_workers("nothing had begun") if spec.real else nullcontext():
+            loop.begin()
+        if not spec.real:
+            require_possible(loop, [member])
+        runner = Runner(loop, [member], shown_to)
+        if path is not None:
+            created = Folder.create(path, record_of(spec), spec.x, spec.problem.fixed())
+            member.folder = folder_lock.enter_context(created)
+        return runner.run()

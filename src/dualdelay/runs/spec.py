@@ -22,6 +22,7 @@ from ..engine.events import EventKind
 from ..engine.trace import Trace
 from ..problems import exact
 from ..simulation.speeds import SpeedModel
+from ..storage import parts
 from ..storage.files import load_weights
 from ..storage.folder import Folder, read_checkpoint
 from ..workers.settings import WorkerFleet
@@ -297,7 +298,7 @@ def _read(path: Path) -> Tensor | dict[str, Tensor]:
     content = read_checkpoint(path)
     if content is None:
         raise BadInput(f"{path} is damaged, or has another name than its run gave it; choose another checkpoint.")
-    return cast("Tensor", content["state"]["weights"])
+    return cast("Tensor", parts.whole(content, path.parent.parent)["state"]["weights"])
 
 
 def with_room(problem: Problem, room: int) -> Problem:

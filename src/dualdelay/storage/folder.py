@@ -27,7 +27,7 @@ from ..core.errors import BadInput, NotSaved, require_path
 from ..engine.result import Names, Run
 from ..engine.table import Table
 from ..engine.trace import ARRIVAL_COLUMNS, Course, Recorder, Trace, is_trace
-from . import files
+from . import files, parts
 from .files import Damaged, Missing
 from .locks import LOCK_FILE, InUse, Lock
 from .record import RunRecord
@@ -213,22 +213,29 @@ class Folder:
         self._events, self._course = len(events), course
         with suppress(NotSaved):  # an old checkpoint more does no harm
             files.remove(*self.checkpoints()[:-keep])
+            kept = self.moments()
+            files.remove(*(path for path in self._shard_parts() if _moment(path) not in kept))
 
-    def load(self, moment: int | None = None) -> Saved | None:
+    def _shard_parts(self) -> list[Path]:
+        """What the shards of a server have written beside the checkpoints."""
+        return _numbered(self.path / "checkpoints", parts.PART)
+
+    def load(self, moment: int | None = None, *, joined: bool = True) -> Saved | None:
         """The newest good checkpoint, up to a moment if one is given, with the trace up to it; None before the first.
 
-        A folder that another process writes to meanwhile is read again.
+        A folder that another process writes to meanwhile is read again. One that shards have written is put together, or
+        if it is not to be ``joined`` names their files.
         """
         for _ in range(20):
             before = [*self.checkpoints(), *self._parts()]
             try:
-                return self._load(moment)
+                return self._load(moment, joined)
             except Damaged:
                 if before == [*self.checkpoints(), *self._parts()]:
                     raise
         raise BadInput(f"{self.path} changes faster than it can be read; wait until its run has ended.")
 
-    def _load(self, moment: int | None) -> Saved | None:
+    def _load(self, moment: int | None, joined: bool) -> Saved | None:
         problems, hint = list[str](), ""
         for path in reversed(self.checkpoints()):
             if moment is not None and _moment(path) > moment:
@@ -243,7 +250,7 @@ class Folder:
                 rows, events = self._history(content["arrivals"], content["events"])
                 if Course().add(rows, events) != content["course"]:
                     raise Damaged(f"the trace in {self.path} is not that of checkpoint {path.name}")
-                return Saved({**content, "events": events}, rows, problems)
+                return Saved({**self._with_shards(content, joined), "events": events}, rows, problems)
             except BadInput as error:
                 problems.append(str(error).rstrip("."))
                 hint = hint or f" Its weights are intact: server=dd.Server(initial_weights={str(path)!r}) begins there."
@@ -257,6 +264,16 @@ class Folder:
                 "(dd.Server(initial_weights=...)). Otherwise start the run anew."
             )
         return None
+
+    def _with_shards(self, content: dict[str, Any], joined: bool) -> dict[str, Any]:
+        """A checkpoint with what shards have written of it, put together or by the names of their files."""
+        if "shards" not in content or joined:
+            return parts.whole(content, self.path)
+        located = parts.located(content, self.path)
+        for _, _, path in located:
+            if not parts.is_whole(path):
+                raise Damaged(f"the part {path.name} of a checkpoint is damaged or missing")
+        return {**content, "shards": located}
 
     def _history(self, arrivals: int, event_count: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """The trace's first rows and events, from its parts and its finished file."""
@@ -295,7 +312,7 @@ class Folder:
                 files.save_record(first, rows or {}, self.key, {"events": events})
                 files.remove(*(path for path in self._parts() if path != first))
         files.remove(*(path for path in self._parts() if _start_of(path) >= (arrivals, len(events))))
-        files.remove(*(path for path in self.checkpoints() if _moment(path) > moment))
+        files.remove(*(path for path in (*self.checkpoints(), *self._shard_parts()) if _moment(path) > moment))
         files.remove(*files.list_files(self.path, ".*.part"), *files.list_files(self.path, "*/.*.part"))
         files.remove(*(self.path / name for name in ("result.json", "failed.json", "trace.parquet")))
         for folder in (self.path / "checkpoints", self.path / "trace", self.path):
@@ -309,8 +326,11 @@ class Folder:
         """Keep the newest checkpoint for good: the run goes on from it on another kind of machine."""
         newest, aside = self.checkpoints()[-1], self.path / "moved"
         files.make_folder(aside)
-        name = f"{arrivals:012d}-{newest.stem.partition('-')[2]}.safetensors"
-        files.write(aside / name, files.read(newest), files.RESUME)
+        data = files.read(newest)
+        content = files.decode(data)
+        if "shards" in content:
+            data = files.encode(parts.whole(content, self.path))
+        files.write(aside / f"{arrivals:012d}-{files.short_digest(data)}.safetensors", data, files.RESUME)
 
     def kept_aside(self, arrivals: int) -> dict[str, Any]:
         """What was kept where the run went on, after so many arrivals, on another kind of machine."""

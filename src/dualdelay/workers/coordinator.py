@@ -764,7 +764,7 @@ class Coordinator(Fleet):
             "mean_samples": self._mean_samples,
             "evaluation_seconds": [(r.evaluation_seconds, r.last_evaluation_seconds) for r in self.records],
             "evaluations": [
-                (one.time, one.model.version, self._weights(one.model), one.samples, one.limit)
+                (one.time, one.model.version, self._saved(one.model), one.samples, one.limit)
                 for one in self._evaluations.open.values()
             ],
         }

@@ -83,6 +83,13 @@ class Returned(NamedTuple):
     worker: int
 
 
+class Pushed(NamedTuple):
+    """What a worker says of a message that it has sent to the shards of a server."""
+
+    size: int  # its bytes
+    fault: str = ""  # what is wrong with it, in words
+
+
 class Reply(NamedTuple):
     """What a worker answers to a job; ``error`` is a traceback, or empty."""
 
@@ -94,6 +101,7 @@ class Reply(NamedTuple):
     error: str = ""
     steps: int = 1  # gradients that it took
     refused: str = ""  # why the method's work cannot be right, whoever does it
+    pushed: Pushed | None = None  # where ``value`` has stand-ins, because shards have the message
 
 
 class Evaluated(NamedTuple):

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -19,17 +20,33 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..core import Problem
 from ..core.compression import size_of
 from ..core.environment import environment
 from ..core.errors import BadInput, RunFailed, is_finite, require_several, shown
 from ..core.own_code import MODULES
+from ..core.settings import whole
 from ..core.version import install_command
 from ..core.work import Sent
 from ..engine.half import Half, Kept
-from .messages import Died, JobRequest, Notice, PollRequest, Ready, Request, as_arrays, as_tensors
+from ..engine.shard import ShardPlan
+from .messages import (
+    Died,
+    Evaluated,
+    EvaluationRequest,
+    JobRequest,
+    Notice,
+    PollRequest,
+    Ready,
+    Reply,
+    Request,
+    as_arrays,
+    as_tensors,
+)
 from .output import Output
+from .ray_shards import Files, RayShards, ShardGone, ShardLine
 from .security import is_loopback, own_token, require_answer, require_here, require_same_ray, require_secure
 from .settings import WorkerFleet
 from .transport import Transport
@@ -60,6 +77,13 @@ class RayFleet(WorkerFleet):
     """Ray's custom resources that each worker claims, one mapping for each, to place it where its data are."""
     host: str = "127.0.0.1"
     """The address that a Ray started here binds to; the default is reachable from this machine alone."""
+    shards: int | None = whole(None)
+    """Processes that the server's state is cut into, each with its slice of weights, sums and tables; workers exchange
+    slices with them directly. None: the server is this process. The method must be separable by coordinate."""
+    piece: int = whole(64 << 20, low=1 << 16)
+    """Bytes in which models and messages travel between workers and shards."""
+    store: int | None = whole(None, low=1 << 27)
+    """Bytes of the object store of a Ray that is started here; None: as Ray chooses."""
     insecure: bool = False
     """Join a cluster on another machine although neither token authentication nor TLS is on: anyone who reaches its
     port can run code there."""
@@ -121,6 +145,45 @@ class _Actor(Worker):
         """Never return: the call fails when the process dies, at work or not."""
         while True:
             time.sleep(3600)
+
+
+class _ShardedActor(_Actor):
+    """A worker of a sharded server: it pulls its models from the shards and pushes its messages to them.
+
+    While a shard is gone it gives no answer: the server notices that by itself, and it is no fault of the worker.
+    """
+
+    def __init__(self, line: ShardLine, *rest: Any) -> None:
+        super().__init__(*rest)
+        self._line = line
+
+    def compute(self, request: JobRequest, x: Any, held: Any) -> Reply | None:
+        known, start = request.sequence <= self._sequence, time.perf_counter()  # then no model is needed
+        try:
+            reply = super().compute(request, None if known else self._line.pull(x), held)
+            if reply is None or reply.error or reply.pushed is not None:
+                return reply
+            reply = self._line.push(self._worker, reply)
+        except ShardGone:
+            return None
+        except Exception:  # a message that cannot be cut
+            seconds = time.perf_counter() - start
+            reply = Reply(request, np.empty(0), False, math.nan, seconds, traceback.format_exc())
+        with self._turn:
+            self._reply = reply
+        return reply
+
+    def evaluate(self, request: EvaluationRequest, x: Any) -> Evaluated | None:
+        try:
+            return super().evaluate(request, self._line.pull(x))
+        except ShardGone:
+            return None
+
+    def aside(self, request: EvaluationRequest, x: Any) -> Evaluated | None:
+        try:
+            return super().aside(request, self._line.pull(x, fresh=True))
+        except ShardGone:
+            return None
 
 
 def _end(*_: object) -> None:
@@ -188,7 +251,7 @@ class RayTransport:
             raise BadInput(
                 f"the problem cannot be sent to its workers: {error} Keep out of it what lives in one process."
             ) from error
-        self._make = ray.remote(concurrency_groups={"ask": 1, "aside": 1, "stay": 1})(_Actor)
+        self._shards: RayShards | None = None
         self._calls: dict[Any, tuple[int, int]] = {}  # those under way that return notices, by worker and incarnation
         self._lives: dict[Any, tuple[int, int]] = {}  # the calls that never return
         self._checked_lives = self._checked = 0.0  # when those were looked at, and whether Ray is whole
@@ -196,6 +259,12 @@ class RayTransport:
 
     def now(self) -> float:
         return time.monotonic()
+
+    def open_shards(self, plan: ShardPlan, x: Tensor, files: Files) -> RayShards:
+        """Start the shards of a server, which workers that are started later exchange slices with."""
+        fleet = self._fleet
+        self._shards = RayShards(self._ray, plan, x, fleet.server_threads, fleet.piece, files)
+        return self._shards
 
     def _connect(self, workers: int) -> None:
         ray, fleet = self._ray, self._fleet
@@ -211,9 +280,11 @@ class RayTransport:
         with staying_here(is_loopback(address)):
             try:
                 if fleet.address is None:
-                    cpus = max(os.cpu_count() or 1, math.ceil(workers * fleet.cpus))  # as many as the workers claim
+                    claimed = math.ceil(workers * fleet.cpus) + (fleet.shards or 0)
+                    cpus = max(os.cpu_count() or 1, claimed)  # as many as workers and shards claim
                     own_token()
-                    ray.init("local", _node_ip_address=fleet.host, include_dashboard=False, num_cpus=cpus, **options)
+                    options |= {"num_cpus": cpus, "object_store_memory": fleet.store}
+                    ray.init("local", _node_ip_address=fleet.host, include_dashboard=False, **options)
                 else:
                     ray.init(fleet.address, **options)
             except (ConnectionError, RuntimeError, ValueError) as error:
@@ -272,7 +343,12 @@ class RayTransport:
         options: dict[str, Any] = {"num_cpus": fleet.cpus, "num_gpus": fleet.gpus, "max_restarts": 0, "max_task_retries": 0}
         if worker < len(fleet.resources):
             options["resources"] = dict(fleet.resources[worker])
-        actor: Any = self._make.options(**options).remote(incarnation, worker, *self._shared, fleet.threads)
+        make = self._ray.remote(concurrency_groups={"ask": 1, "aside": 1, "stay": 1}, **options)
+        given = (incarnation, worker, *self._shared, fleet.threads)
+        if self._shards is None:
+            actor: Any = make(_Actor).remote(*given)
+        else:
+            actor = make(_ShardedActor).remote(self._shards.line(fleet.piece), *given)
         self._actors[worker] = actor
         self._lives[actor.stay.options(concurrency_group="stay").remote()] = (worker, incarnation)
         count = self._problem.needs_sample_counts  # its data are then built in the thread that will use them
@@ -360,6 +436,8 @@ class RayTransport:
                 self._checked_lives = now
                 for call in self._ray.wait(list(self._lives), num_returns=len(self._lives), timeout=0)[0]:
                     self._read(call, self._lives)
+                if self._shards is not None:
+                    self._shards.check()
             if now >= until:
                 break
         inbox, self._inbox = self._inbox, []
@@ -406,6 +484,8 @@ class RayTransport:
         """Stop all workers, and Ray if it was started here and no other run uses it."""
         for worker in [] if self._broken else list(self._actors):
             self.stop(worker)
+        if self._shards is not None and not self._broken:
+            self._shards.close()
         self._streams.remove_handler(f"dualdelay {id(self)}")
         self._output.close()
         if self._ours:

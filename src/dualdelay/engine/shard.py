@@ -1,0 +1,266 @@
+"""One slice of a server: the steps of a method on some of the weights.
+
+A method that is separable by coordinate decides by workers, versions and times, never by values. So its steps can be made
+slice by slice, by several processes: a head decides with stand-ins for the vectors (``sharded.py``) and says what happened,
+and every shard does the same to its slice of the weights, the sum, the table and the optimiser's state.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core import Algorithm, Arrival, Memory
+from ..core.aggregate import AggregateState, TableFormat
+from ..core.draws import Draws
+from ..core.state import State, Stepper, checksum, pattern_of
+from ..core.work import Sent
+from .half import checked_model
+from .slices import Slices, cut, cut_part, joined, stand_ins
+
+Call = tuple[str, tuple[Any, ...]]
+"""The name of a shard's method, and its arguments."""
+MessageName = tuple[int, int]
+"""The incarnation and the sequence number of a worker's message: later ones are larger."""
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """What all shards of a run have in common."""
+
+    algorithm: Algorithm[Any]
+    workers: int
+    seed: int
+    optimizer: Stepper | None
+    table_format: TableFormat
+    slices: Slices
+    dtype: torch.dtype
+
+    def shard(self, number: int, x: Tensor, store: Store | None = None) -> Shard:
+        """A shard as it begins, with its slice of the weights."""
+        return Shard(self, self.slices.places[number], x, store or Store())
+
+    def vectors(self, of: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, bool]:
+        """Which of named shapes are vectors of the model's length: those that differ with it."""
+        return {name: of[name][-1:] != other[name][-1:] for name in of}
+
+    def message_vectors(self) -> dict[str, bool]:
+        """Of the tensors in a message, which are cut; the others are small and go to every shard."""
+        one, two = (self.algorithm.shapes(torch.zeros(size, dtype=self.dtype)) for size in (1, 2))
+        return self.vectors(one, two)
+
+    def model_vectors(self) -> dict[str, bool]:
+        """The same of what a worker is sent; a single tensor has no name."""
+        one, two = (self._model_shapes(torch.zeros(size, dtype=self.dtype)) for size in (1, 2))
+        return self.vectors(one, two)
+
+    def _model_shapes(self, x: Tensor) -> dict[str, tuple[int, ...]]:
+        state = self.algorithm.init(x, self.workers, Draws(self.seed, "server"))
+        return {name: tuple(part.shape) for name, part in named(checked_model(self.algorithm, state, 0)).items()}
+
+
+def named(value: Any) -> Mapping[str, Any]:
+    """The tensors of a message or a model by name; a single one has none."""
+    return value if isinstance(value, Mapping) else {"": value}
+
+
+class Store:
+    """Where a shard keeps the models that it lends to workers: here, in copies."""
+
+    def put(self, sent: Sent) -> Any:
+        """Copy a model; returns its place."""
+        return copy.deepcopy(sent)
+
+    def get(self, place: Any) -> Sent:
+        """A model that was put."""
+        sent: Sent = place
+        return sent
+
+
+class Shard:
+    """One slice of a server under way."""
+
+    def __init__(self, plan: ShardPlan, place: tuple[int, int], x: Tensor, store: Store) -> None:
+        self._plan, self._place, self._store = plan, place, store
+        self.state: State = plan.algorithm.init(x, plan.workers, Draws(plan.seed, "server"))
+        self.state.optimizer = copy.deepcopy(plan.optimizer)
+        if isinstance(self.state, AggregateState):
+            self.state.table_format = plan.table_format
+        self._bits = pattern_of(plan.slices.length, x.dtype)
+        self._messages: dict[int, dict[MessageName, dict[str, Any]]] = {}  # by worker: what has come and is not absorbed
+        self._models: dict[int, Any] = {}  # what was lent to workers, by key
+        self._checksums: list[int] = []  # after each arrival since the head asked last
+        self._checksum = (-1, 0)  # a version and that of its weights
+
+    # --- what the head tells, in the order in which it happens ---
+
+    def first(self) -> None:
+        """The run begins."""
+        self._plan.algorithm.first(self.state)
+
+    def step(self, a: Arrival, name: MessageName) -> None:
+        """A worker's message is absorbed."""
+        waiting = self._messages[a.worker]
+        parts = waiting[name]
+        for other in [key for key in waiting if key <= name]:
+            del waiting[other]
+        a = a._replace(value=next(iter(parts.values())), parts=parts if a.parts else a.parts)
+        if self.state.optimizer is not None and not a.parts:
+            self.state.optimizer.observe(self.state.weights, a.value)
+        self._plan.algorithm.step(self.state, a)
+        if self._checksum[0] != self.state.version:
+            self._checksum = (self.state.version, int(checksum(self.state.weights, self._bits)))
+        self._checksums.append(self._checksum[1])
+
+    def wake(self, time: float) -> None:
+        """A time has come that the method asked for."""
+        self._plan.algorithm.on_wake(self.state, time)
+
+    def leave(self, worker: int, held: Memory | None = None) -> None:
+        """A worker is absent from now on."""
+        kept = () if held is None else (self._slice(held),)
+        self._plan.algorithm.leave(self.state, worker, *kept)
+
+    def join(self, worker: int) -> None:
+        """A worker is present from now on."""
+        self._plan.algorithm.join(self.state, worker)
+
+    def keep(self, key: int, worker: int | None) -> None:
+        """Lend the current model, or what the method makes of it for one worker, until it is dropped."""
+        sent: Sent = self.state.weights if worker is None else checked_model(self._plan.algorithm, self.state, worker)
+        self._models[key] = self._store.put(sent)
+
+    def drop(self, keys: Sequence[int]) -> None:
+        """Models that nobody needs any more."""
+        for key in keys:
+            self._models.pop(key, None)
+
+    # --- what workers do ---
+
+    def push(self, worker: int, name: MessageName, parts: Mapping[str, Any]) -> None:
+        """A worker's message has come: its slices, by name."""
+        self._messages.setdefault(worker, {})[name] = dict(parts)
+
+    def lent(self, key: int) -> Any:
+        """The place of a model that was lent; None if it is still to come."""
+        return self._models.get(key)
+
+    # --- what the head asks ---
+
+    def weights(self) -> Tensor:
+        """The current weights."""
+        return self.state.weights
+
+    def model(self, key: int) -> Sent:
+        """A model that was lent."""
+        return self._store.get(self._models[key])
+
+    def checksums(self) -> list[int]:
+        """Of the weights after each arrival since this was asked last."""
+        told, self._checksums = self._checksums, []
+        return told
+
+    def deviation(self, held: Mapping[int, Memory]) -> tuple[float, list[float]]:
+        """What the audit of the sum needs of this slice."""
+        assert isinstance(self.state, AggregateState)
+        return self.state.deviation({worker: self._slice(memory) for worker, memory in held.items()})
+
+    def recover(self, worker: int, others: Mapping[int, Memory]) -> Memory | None:
+        """What a worker kept, as far as it lies in this slice."""
+        cut_others = {other: self._slice(memory) for other, memory in others.items()}
+        return self._plan.algorithm.recover(self.state, worker, cut_others)
+
+    def save(self) -> dict[str, Any]:
+        """Everything needed to continue later, as plain values and tensors."""
+        state = {f.name: getattr(self.state, f.name) for f in fields(self.state) if f.name != "optimizer"}
+        optimizer = self.state.optimizer
+        return {
+            "state": {name: value for name, value in state.items() if not isinstance(value, Draws)},
+            "optimizer": None if optimizer is None else optimizer.save(),
+            "models": {key: self._store.get(place) for key, place in self._models.items()},
+        }
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Continue from what was saved; what had come and was not absorbed comes again."""
+        for name, value in saved["state"].items():
+            setattr(self.state, name, value)
+        if self.state.optimizer is not None:
+            self.state.optimizer.load(saved["optimizer"])
+        self._models = {key: self._store.put(model) for key, model in saved["models"].items()}
+        self._messages, self._checksums, self._checksum = {}, [], (-1, 0)
+
+    def _slice(self, memory: Memory) -> dict[str, Any]:
+        """The part of what a worker keeps that belongs to this slice."""
+        length = self._plan.slices.length
+        return {
+            name: cut_part(value, *self._place) if isinstance(value, Tensor) and value.shape[-1:] == (length,) else value
+            for name, value in memory.items()
+        }
+
+
+Piece = tuple[int, int, Mapping[str, Any]]
+"""What a shard has saved, with its first weight and the one after its last."""
+
+
+def put_together(pieces: Iterable[Piece], like: Mapping[str, Any], start: int, stop: int) -> Any:
+    """What a shard of these weights would have saved, from what others saved that were cut otherwise.
+
+    ``pieces`` come in the order of their weights, and ``like`` is the same with stand-ins.
+    """
+    parts = [
+        cut(saved, like, max(start, first) - first, min(stop, end) - first)
+        for first, end, saved in pieces
+        if first < stop and start < end
+    ]
+    return joined(parts, like)
+
+
+def divided(content: Mapping[str, Any], length: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a whole server has saved, as its head would have, and as the only one of its shards would have."""
+    fleet, models = dict(content["fleet"]), dict[int, Any]()
+
+    def key_of(model: Any) -> int:
+        models[len(models)] = model
+        return len(models) - 1
+
+    fleet["weights"] = [(version, serial, size, key_of(x)) for version, serial, size, x in fleet["weights"]]
+    fleet["evaluations"] = [(t, version, key_of(x), *rest) for t, version, x, *rest in fleet.get("evaluations", [])]
+    shard = {"state": content["state"], "optimizer": content["optimizer"], "models": models}
+    few = {name: stand_ins(content[name], length) for name in ("state", "optimizer")}
+    return {**content, **few, "fleet": fleet}, shard
+
+
+def united(content: Mapping[str, Any], shard: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of ``divided``."""
+    fleet, models = dict(content["fleet"]), shard["models"]
+    fleet["weights"] = [(version, serial, size, models[key]) for version, serial, size, key in fleet["weights"]]
+    fleet["evaluations"] = [(t, version, models[key], *rest) for t, version, key, *rest in fleet.get("evaluations", [])]
+    return {**content, "state": shard["state"], "optimizer": shard["optimizer"], "fleet": fleet}
+
+
+def shard_like(content: Mapping[str, Any], models: Mapping[int, Any], length: int) -> dict[str, Any]:
+    """What a shard saves, with stand-ins, from what its head has saved and some shard's models."""
+    return {"state": content["state"], "optimizer": content["optimizer"], "models": stand_ins(models, length)}
+
+
+def joined_model(parts: Sequence[Any], vectors: Mapping[str, bool]) -> Sent:
+    """What a worker is sent, from the slices that shards have of it."""
+    if isinstance(parts[0], Tensor):
+        return torch.cat(list(parts))
+    return {name: torch.cat([part[name] for part in parts]) if vectors[name] else parts[0][name] for name in vectors}
+
+
+def cut_message(message: Any, vectors: Mapping[str, bool], start: int, stop: int) -> dict[str, Any]:
+    """The part of a worker's message that goes to the shard of these weights, by name."""
+    alone = not isinstance(message, Mapping)
+    return {name: cut_part(part, start, stop) if alone or vectors[name] else part for name, part in named(message).items()}
+
+
+def total_checksums(told: Sequence[Sequence[int]]) -> list[int]:
+    """The checksums of whole weights from those of their slices: sums modulo 2**64, as int64."""
+    return [(sum(each) + 2**63) % 2**64 - 2**63 for each in zip(*told, strict=True)]

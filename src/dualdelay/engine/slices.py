@@ -1,0 +1,96 @@
+"""How long vectors are cut into slices and put together again.
+
+Where only decisions are made, one number stands in for a vector: what is longer than in a state with such a stand-in is a
+vector, and is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.compression import Packed
+from ..core.errors import BadInput
+
+STAND_IN = 1  # numbers that stand in for a vector
+GRAIN = 64  # weights of which slices have multiples: the last few of a vector may be rounded otherwise than the rest
+
+
+@dataclass(frozen=True)
+class Slices:
+    """Where a vector is cut: ``count`` slices of nearly the same size."""
+
+    length: int
+    count: int
+
+    def __post_init__(self) -> None:
+        if self.length < GRAIN * self.count:
+            raise BadInput(
+                f"shards is {self.count} for a model of {self.length} weights; expected at most {self.length // GRAIN}, so "
+                f"that each has {GRAIN} weights or more."
+            )
+
+    @cached_property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """The first weight of each slice, and the one after its last."""
+        each, more = divmod(self.length // GRAIN, self.count)
+        bounds = [GRAIN * (each * k + min(k, more)) for k in range(self.count)]
+        return tuple(zip(bounds, [*bounds[1:], self.length], strict=True))
+
+
+def cut(value: Any, like: Any, start: int, stop: int) -> Any:
+    """A slice of plain values: of every tensor that is longer than in ``like``, where stand-ins are, these numbers."""
+    if isinstance(value, Tensor):
+        whole = value.ndim == 0 or value.shape[-1] == like.shape[-1]
+        return value if whole else value[..., start:stop].clone()
+    if isinstance(value, Mapping):
+        return {name: cut(part, like[name], start, stop) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(cut(part, other, start, stop) for part, other in zip(value, like, strict=True))
+    return value
+
+
+def joined(parts: Sequence[Any], like: Any) -> Any:
+    """The inverse of ``cut``."""
+    first = parts[0]
+    if isinstance(first, Tensor):
+        whole = first.ndim == 0 or first.shape[-1] == like.shape[-1]
+        return first if whole else torch.cat(list(parts), dim=-1)
+    if isinstance(first, Mapping):
+        return {name: joined([part[name] for part in parts], like[name]) for name in first}
+    if isinstance(first, (list, tuple)):
+        return type(first)(joined(items, other) for *items, other in zip(*parts, like, strict=True))
+    return first
+
+
+def stand_ins(value: Any, length: int) -> Any:
+    """Plain values with stand-ins for all vectors of that length."""
+    if isinstance(value, Tensor):
+        return value[..., :STAND_IN].clone() if value.shape[-1:] == (length,) else value
+    if isinstance(value, Mapping):
+        return {name: stand_ins(part, length) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(stand_ins(part, length) for part in value)
+    return value
+
+
+def cut_part(part: Any, start: int, stop: int) -> Any:
+    """A slice of a vector as it travels: a tensor, an array, or one that was made small."""
+    if not isinstance(part, Packed):
+        return part[..., start:stop]
+    first, second = part.parts
+    if first.dtype in (np.int8, torch.int8):
+        return Packed(stop - start, (first[..., start:stop], second))
+    here = (first >= start) & (first < stop)
+    return Packed(stop - start, (first[here] - start, second[here]))
+
+
+def length_of(part: Any) -> int:
+    """How many numbers a vector has as it travels."""
+    return part.length if isinstance(part, Packed) else int(part.shape[-1])

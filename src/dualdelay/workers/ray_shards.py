@@ -1,0 +1,387 @@
+"""The shards of a server as Ray actors, and how workers pull models from them and push messages to them.
+
+The head sends what happened to the first shard, every shard passes it on to two others, and so the head's work is the same
+for any number of them. Vectors travel in pieces: what fits into one stays in Ray's store as it came, what is larger is put
+together in the shard's own memory, and the store holds a few pieces at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.compression import Packed, size_of, unpacked
+from ..core.devices import use_threads
+from ..core.errors import RunFailed
+from ..core.state import is_finite
+from ..core.work import Sent, expected_parts
+from ..engine.shard import Call, MessageName, Shard, ShardPlan, Store, cut_message, named, put_together, shard_like
+from ..engine.sharded import ShardLost
+from ..engine.slices import STAND_IN, length_of
+from .messages import Array, Pushed, Reply, as_arrays, as_tensors
+
+SHARD = "dualdelay shard "  # begins the names of our actors
+NOT_FINITE = "values that are not finite"
+_CHILDREN = 2  # shards that each one passes on to what the head says
+
+
+class Files(Protocol):
+    """How shards write checkpoints: each its own file, whole or not at all."""
+
+    def write(self, folder: Path, moment: int, content: Mapping[str, Any]) -> str:
+        """Write what a shard has saved; returns the file's name."""
+
+    def read(self, path: Path) -> dict[str, Any]:
+        """What a shard has written; refuses what is damaged."""
+
+
+class _Lent(Store):
+    """Models in Ray's store, or where they are larger than a piece in the shard's own memory."""
+
+    def __init__(self, piece: int) -> None:
+        self._piece = piece
+
+    def put(self, sent: Sent) -> Any:
+        import ray
+
+        return {name: ray.put(array) if array.nbytes <= self._piece else array.copy() for name, array in _arrays(sent)}
+
+    def get(self, place: Any) -> Sent:
+        import ray
+
+        parts = {n: as_tensors(p if isinstance(p, np.ndarray) else ray.get(p)) for n, p in place.items()}
+        return parts[""] if parts.keys() == {""} else parts
+
+
+def _arrays(sent: Sent) -> Iterator[tuple[str, Array]]:
+    return iter(named(as_arrays(sent)).items())
+
+
+class ShardActor:
+    """A shard in a process of its own. It does one thing at a time, and what waits for something else lets others go on."""
+
+    def __init__(self, plan: ShardPlan, number: int, threads: int, piece: int, files: Files) -> None:
+        use_threads(threads)
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # it is not written to
+        self._plan, self._number, self._piece, self._files = plan, number, piece, files
+        start, stop = plan.slices.places[number]
+        self._start = torch.empty(stop - start, dtype=plan.dtype)
+        self._shard: Shard | None = None
+        self._children: list[Any] = []
+        self._done = 0  # batches of what the head said
+        self._turn = asyncio.Condition()
+        self._failure = ""
+        self._buffers: dict[tuple[int, MessageName], dict[str, Tensor]] = {}  # messages of which pieces have come
+        self._free: list[Tensor] = []  # memory of messages that are needed no more
+
+    def __repr__(self) -> str:
+        return f"{SHARD}{self._number}"
+
+    @property
+    def shard(self) -> Shard:
+        """The shard, once its weights have come."""
+        assert self._shard is not None
+        return self._shard
+
+    async def begin(self, children: Sequence[Any]) -> tuple[str, int]:
+        """All weights have come; what the head says is passed on to these. Returns its node and its process."""
+        import ray
+
+        self._children = list(children)
+        self._shard = self._plan.shard(self._number, self._start, _Lent(self._piece))
+        self._start = torch.empty(0)
+        return ray.get_runtime_context().get_node_id(), os.getpid()
+
+    async def take_weights(self, start: int, piece: Array) -> None:
+        """Some of the initial weights."""
+        self._start[start : start + len(piece)] = torch.from_numpy(piece)
+
+    async def stay(self) -> None:
+        """Never return; raise if something fails here."""
+        async with self._turn:
+            await self._turn.wait_for(lambda: bool(self._failure))
+        raise RunFailed(self._failure)
+
+    async def tell(self, number: int, calls: Sequence[Call]) -> None:
+        """Do what the head says, after as many batches as the number says, and pass it on."""
+        for child in self._children:
+            child.tell.remote(number, calls)
+        await self._after(number)
+        if not self._failure:
+            try:
+                for name, args in calls:
+                    getattr(self.shard, name)(*args)
+            except Exception:  # a user's method may raise anything
+                self._failure = traceback.format_exc()
+        async with self._turn:
+            self._done += 1
+            self._turn.notify_all()
+
+    async def ask(self, number: int, name: str, args: Sequence[Any]) -> Any:
+        """What the shard answers, after as many batches as the number says."""
+        await self._after(number)
+        return as_arrays(getattr(self.shard, name)(*args))
+
+    async def _after(self, number: int) -> None:
+        if self._done < number:
+            async with self._turn:
+                await self._turn.wait_for(lambda: self._done >= number)
+
+    # --- checkpoints ---
+
+    async def save(self, number: int, folder: Path, moment: int) -> str:
+        """Write a checkpoint; returns the file's name."""
+        await self._after(number)
+        return self._files.write(folder, moment, self.shard.save())
+
+    async def load(self, content: Mapping[str, Any], pieces: Sequence[Any]) -> None:
+        """Continue from a checkpoint: what its head saved, and what its shards did, or the files of that."""
+        start, stop = self._plan.slices.places[self._number]
+        read = []
+        for first, end, saved in pieces:
+            if first < stop and start < end:
+                read.append((first, end, self._files.read(saved) if isinstance(saved, Path) else saved))
+        like = shard_like(content, read[0][2]["models"], read[0][1] - read[0][0])
+        self.shard.load(put_together(read, like, start, stop))
+
+    # --- workers ---
+
+    async def pull(self, key: int) -> dict[str, Any]:
+        """A model that is lent, as soon as it is: places in Ray's store by name, or how long a vector is."""
+        if self.shard.lent(key) is None:
+            async with self._turn:
+                await self._turn.wait_for(lambda: self.shard.lent(key) is not None)
+        place = self.shard.lent(key)
+        return {name: len(part) if isinstance(part, np.ndarray) else part for name, part in place.items()}
+
+    async def piece(self, key: int, name: str, start: int, stop: int) -> Array:
+        """Some numbers of a model that is lent."""
+        array: Array = self.shard.lent(key)[name][start:stop]
+        return array
+
+    async def push(self, worker: int, name: MessageName, parts: Mapping[str, Any]) -> bool:
+        """A worker's message, or the last of it; whether all its numbers are finite."""
+        tensors = {
+            part: unpacked(value) if isinstance(value, Packed) else as_tensors(value) for part, value in parts.items()
+        }
+        whole = {**self._buffers.pop((worker, name), {}), **tensors}
+        self.shard.push(worker, name, whole)
+        return all(map(is_finite, whole.values()))
+
+    async def push_piece(self, worker: int, name: MessageName, part: str, length: int, start: int, piece: Array) -> None:
+        """Some numbers of a worker's message."""
+        buffers = self._buffers.setdefault((worker, name), {})
+        if part not in buffers:
+            buffers[part] = torch.empty(length, dtype=torch.from_numpy(piece).dtype)
+        buffers[part][start : start + len(piece)] = torch.from_numpy(piece)
+
+
+class ShardGone(Exception):
+    """A shard's process is gone."""
+
+
+def _got(calls: Sequence[Any]) -> list[Any]:
+    """What calls of shards have come to."""
+    import ray
+
+    try:
+        return list(ray.get(list(calls)))
+    except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as error:
+        raise ShardGone from error
+
+
+class ShardLine:
+    """What a worker has of the shards: it pulls models and pushes messages, slice by slice."""
+
+    def __init__(self, plan: ShardPlan, shards: Sequence[Any], piece: int) -> None:
+        self._shards, self._slices, self._piece = list(shards), plan.slices, piece
+        self._models, self._messages = plan.model_vectors(), plan.message_vectors()
+        shapes = plan.algorithm.shapes(torch.zeros(STAND_IN, dtype=plan.dtype))
+        length = plan.slices.length
+        self._shapes = {n: (*shape[:-1], length) if self._messages[n] else tuple(shape) for n, shape in shapes.items()}
+        self._kind = np.dtype(str(plan.dtype).removeprefix("torch."))
+        self._buffers: dict[str, Array] = {}
+
+    def pull(self, key: int, fresh: bool = False) -> Any:
+        """A model, put together in memory of this process, which the next one overwrites unless a ``fresh`` one is made."""
+        places = _got([shard.pull.remote(key) for shard in self._shards])
+        whole = {}
+        for name, is_vector in self._models.items():
+            if not is_vector:
+                whole[name] = np.array(_got([places[0][name]])[0])
+                continue
+            out = None if fresh else self._buffers.get(name)
+            if out is None:
+                out = np.empty(self._slices.length, self._kind)
+                if not fresh:
+                    self._buffers[name] = out
+            self._fetch(key, name, [place[name] for place in places], out)
+            whole[name] = out
+        return whole[""] if whole.keys() == {""} else whole
+
+    def _fetch(self, key: int, name: str, places: Sequence[Any], out: Array) -> None:
+        slices = [out[start:stop] for start, stop in self._slices.places]
+        if not isinstance(places[0], int):
+            for target, array in zip(slices, _got(places), strict=True):
+                np.copyto(target, array)
+            return
+        step = max(1, self._piece // out.itemsize)
+        for start in range(0, max(map(len, slices)), step):
+            asked = [(s, t) for s, t in zip(self._shards, slices, strict=True) if start < len(t)]
+            calls = [shard.piece.remote(key, name, start, min(start + step, len(t))) for shard, t in asked]
+            for (_, target), array in zip(asked, _got(calls), strict=True):
+                np.copyto(target[start : start + len(array)], array)
+
+    def push(self, worker: int, reply: Reply) -> Reply:
+        """Send a message to the shards; the reply that goes to the head has stand-ins for its vectors."""
+        message: Any = reply.value
+        size, fault = size_of(as_tensors(message)), self._fault(message)
+        alone = not isinstance(message, Mapping)
+        few = {
+            name: np.zeros(STAND_IN, self._kind) if alone or self._messages.get(name) else part
+            for name, part in named(message).items()
+        }
+        if not fault:
+            fault = "" if self._send(worker, reply, message) else NOT_FINITE
+        return reply._replace(value=few[""] if alone else few, pushed=Pushed(size, fault))
+
+    def _fault(self, message: Any) -> str:
+        """What is wrong with the form of a message, in words, as the fold says it."""
+        alone = not isinstance(message, Mapping)
+        if alone and len(self._shapes) > 1:
+            return f"one tensor without a name; expected {expected_parts(self._shapes)}"
+        parts = {next(iter(self._shapes)): message} if alone else message
+        if parts.keys() != self._shapes.keys():
+            return f"the tensors {', '.join(parts) or 'none'}; expected {expected_parts(self._shapes)}"
+        for name, part in parts.items():
+            of = "" if alone else f" for {name!r}"
+            shape = (part.length,) if isinstance(part, Packed) else part.shape
+            kind = (part.parts[1] if isinstance(part, Packed) else part).dtype
+            if tuple(shape) != self._shapes[name]:
+                return f"shape {tuple(shape)}{of}, expected {self._shapes[name]}"
+            if kind != self._kind:
+                return f"numbers of type torch.{kind}{of}, expected torch.{self._kind}"
+        return ""
+
+    def _send(self, worker: int, reply: Reply, message: Any) -> bool:
+        name = (reply.request.incarnation, reply.request.sequence)
+        cut = [cut_message(message, self._messages, *place) for place in self._slices.places]
+        large = [part for part, value in cut[0].items() if isinstance(value, np.ndarray) and value.nbytes > self._piece]
+        for part in large:
+            vectors = [parts.pop(part) for parts in cut]
+            step = max(1, self._piece // vectors[0].itemsize)
+            for start in range(0, max(map(length_of, vectors)), step):
+                calls = [
+                    shard.push_piece.remote(worker, name, part, len(vector), start, vector[start : start + step])
+                    for shard, vector in zip(self._shards, vectors, strict=True)
+                    if start < len(vector)
+                ]
+                _got(calls)
+        calls = [shard.push.remote(worker, name, parts) for shard, parts in zip(self._shards, cut, strict=True)]
+        return all(_got(calls))
+
+
+class RayShards:
+    """All shards of a run, as its head reaches them."""
+
+    def __init__(self, ray: Any, plan: ShardPlan, x: Tensor, threads: int, piece: int, files: Files) -> None:
+        self._ray, self._plan = ray, plan
+        self._files = files
+        make = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD")(ShardActor)
+        shared = ray.put(plan)
+        self.actors = [make.remote(shared, k, threads, piece, files) for k in range(plan.slices.count)]
+        self._waiting: list[Call] = []  # what is to be told and is not on its way
+        self._released: list[int] = []  # models that nobody needs any more
+        self._sent = 0  # batches
+        self.places: list[tuple[str, int]] = []
+        """The node and the process of each shard."""
+        self._hand_out(x, piece)
+        count = _CHILDREN
+        children = [self.actors[count * k + 1 : count * k + 1 + count] for k in range(len(self.actors))]
+        begun = [actor.begin.remote(those) for actor, those in zip(self.actors, children, strict=True)]
+        self.places = self._answers(begun)
+        self._lives = {actor.stay.remote(): k for k, actor in enumerate(self.actors)}
+
+    def _hand_out(self, x: Tensor, piece: int) -> None:
+        """Send the shards their initial weights."""
+        step = max(1, piece // x.element_size())
+        for actor, (start, stop) in zip(self.actors, self._plan.slices.places, strict=True):
+            for first in range(start, stop, step):
+                part = x[first : min(first + step, stop)].numpy()
+                self._answers([actor.take_weights.remote(first - start, part)])
+
+    def line(self, piece: int) -> ShardLine:
+        """What workers need to reach the shards."""
+        return ShardLine(self._plan, self.actors, piece)
+
+    def release(self, key: int) -> None:
+        """Nobody needs a model any more; the shards hear of it with what they are told next."""
+        self._released.append(key)
+
+    def tell(self, name: str, *args: Any) -> None:
+        """Have every shard do something, after all that it was told before."""
+        self._waiting.append((name, args))
+
+    def flush(self) -> None:
+        """What was told is on its way from now on."""
+        if self._waiting:
+            if self._released:
+                released, self._released = self._released, []
+                self._waiting.append(("drop", (released,)))
+            calls, self._waiting = self._waiting, []
+            self.actors[0].tell.remote(self._sent, calls)
+            self._sent += 1
+
+    def ask(self, name: str, *args: Any) -> list[Any]:
+        """What each shard answers, after all that it was told before."""
+        self.flush()
+        given = self._ray.put(args) if args else []
+        return [as_tensors(a) for a in self._answers([actor.ask.remote(self._sent, name, given) for actor in self.actors])]
+
+    def save(self, folder: Path | None, moment: int) -> Any:
+        """Have every shard write a checkpoint; returns where each slice lies, and in which file."""
+        assert folder is not None, "a sharded server is saved to a folder alone"
+        self.flush()
+        names = self._answers([actor.save.remote(self._sent, folder, moment) for actor in self.actors])
+        return [[start, stop, name] for (start, stop), name in zip(self._plan.slices.places, names, strict=True)]
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Have every shard continue from a checkpoint, however the server was cut that wrote it."""
+        given = {name: saved[name] for name in ("state", "optimizer")}
+        self._answers([actor.load.remote(given, saved["shards"]) for actor in self.actors])
+
+    def _answers(self, calls: Sequence[Any]) -> list[Any]:
+        try:
+            answers: list[Any] = self._ray.get(list(calls))
+        except self._ray.exceptions.RayActorError:
+            self.check()
+            raise ShardLost("a shard of the server has died.") from None
+        return answers
+
+    def check(self) -> None:
+        """Raise if a shard has died or failed."""
+        for call in self._ray.wait(list(self._lives), num_returns=len(self._lives), timeout=0)[0]:
+            number = self._lives[call]
+            node, pid = self.places[number]
+            try:
+                self._ray.get(call)
+            except self._ray.exceptions.RayTaskError as error:
+                raise RunFailed(f"shard {number} of the server failed: {str(error).strip().splitlines()[-1]}") from None
+            except self._ray.exceptions.RayError:
+                raise ShardLost(f"shard {number} of {len(self.actors)} has died (pid {pid} on node {node[:8]}).") from None
+
+    def close(self) -> None:
+        """End all shards."""
+        for actor in self.actors:
+            with suppress(Exception):
+                self._ray.kill(actor)
