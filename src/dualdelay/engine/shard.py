@@ -94,6 +94,7 @@ class Shard:
         self._bits = pattern_of(plan.slices.length, x.dtype)
         self._messages: dict[int, dict[MessageName, dict[str, Any]]] = {}  # by worker: what has come and is not absorbed
         self._models: dict[int, Any] = {}  # what was lent to workers, by key
+        self._newest = -1  # the key of the model that was lent last
         self._checksums: list[int] = []  # after each arrival since the head asked last
         self._checksum = (-1, 0)  # a version and that of its weights
 
@@ -133,7 +134,7 @@ class Shard:
     def keep(self, key: int, worker: int | None) -> None:
         """Lend the current model, or what the method makes of it for one worker, until it is dropped."""
         sent: Sent = self.state.weights if worker is None else checked_model(self._plan.algorithm, self.state, worker)
-        self._models[key] = self._store.put(sent)
+        self._models[key], self._newest = self._store.put(sent), key
 
     def drop(self, keys: Sequence[int]) -> None:
         """Models that nobody needs any more."""
@@ -146,8 +147,12 @@ class Shard:
         """A worker's message has come: its slices, by name."""
         self._messages.setdefault(worker, {})[name] = dict(parts)
 
+    def is_known(self, key: int) -> bool:
+        """Whether a model was lent before now, and perhaps dropped."""
+        return key <= self._newest
+
     def lent(self, key: int) -> Any:
-        """The place of a model that was lent; None if it is still to come."""
+        """The place of a model that is lent; None if it was dropped: nobody needs what is made of it."""
         return self._models.get(key)
 
     # --- what the head asks ---
@@ -192,6 +197,7 @@ class Shard:
         if self.state.optimizer is not None:
             self.state.optimizer.load(saved["optimizer"])
         self._models = {key: self._store.put(model) for key, model in saved["models"].items()}
+        self._newest = max(self._models, default=-1)
         self._messages, self._checksums, self._checksum = {}, [], (-1, 0)
 
     def _slice(self, memory: Memory) -> dict[str, Any]:

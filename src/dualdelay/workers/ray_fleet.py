@@ -46,7 +46,7 @@ from .messages import (
     as_tensors,
 )
 from .output import Output
-from .ray_shards import Files, RayShards, ShardGone, ShardLine
+from .ray_shards import Files, NotThere, RayShards, ShardLine
 from .security import is_loopback, own_token, require_answer, require_here, require_same_ray, require_secure
 from .settings import WorkerFleet
 from .transport import Transport
@@ -150,7 +150,8 @@ class _Actor(Worker):
 class _ShardedActor(_Actor):
     """A worker of a sharded server: it pulls its models from the shards and pushes its messages to them.
 
-    While a shard is gone it gives no answer: the server notices that by itself, and it is no fault of the worker.
+    While a shard is gone it gives no answer: the server notices that by itself, and it is no fault of the worker. Neither
+    does it to a request whose model was dropped, since nobody waits for that.
     """
 
     def __init__(self, line: ShardLine, *rest: Any) -> None:
@@ -164,7 +165,7 @@ class _ShardedActor(_Actor):
             if reply is None or reply.error or reply.pushed is not None:
                 return reply
             reply = self._line.push(self._worker, reply)
-        except ShardGone:
+        except NotThere:
             return None
         except Exception:  # a message that cannot be cut
             seconds = time.perf_counter() - start
@@ -176,13 +177,13 @@ class _ShardedActor(_Actor):
     def evaluate(self, request: EvaluationRequest, x: Any) -> Evaluated | None:
         try:
             return super().evaluate(request, self._line.pull(x))
-        except ShardGone:
+        except NotThere:
             return None
 
     def aside(self, request: EvaluationRequest, x: Any) -> Evaluated | None:
         try:
             return super().aside(request, self._line.pull(x, fresh=True))
-        except ShardGone:
+        except NotThere:
             return None
 
 

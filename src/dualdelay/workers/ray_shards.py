@@ -156,18 +156,23 @@ class ShardActor:
 
     # --- workers ---
 
-    async def pull(self, key: int) -> dict[str, Any]:
-        """A model that is lent, as soon as it is: places in Ray's store by name, or how long a vector is."""
-        if self.shard.lent(key) is None:
+    async def pull(self, key: int) -> dict[str, Any] | None:
+        """A model that is lent, as soon as it is: places in Ray's store by name, or how long a vector is.
+
+        None if it was dropped: whoever asks for it still was told to do something else.
+        """
+        if not self.shard.is_known(key):
             async with self._turn:
-                await self._turn.wait_for(lambda: self.shard.lent(key) is not None)
+                await self._turn.wait_for(lambda: self.shard.is_known(key))
         place = self.shard.lent(key)
+        if place is None:
+            return None
         return {name: len(part) if isinstance(part, np.ndarray) else part for name, part in place.items()}
 
-    async def piece(self, key: int, name: str, start: int, stop: int) -> Array:
-        """Some numbers of a model that is lent."""
-        array: Array = self.shard.lent(key)[name][start:stop]
-        return array
+    async def piece(self, key: int, name: str, start: int, stop: int) -> Array | None:
+        """Some numbers of a model that is lent; None if it was dropped."""
+        place = self.shard.lent(key)
+        return None if place is None else place[name][start:stop]
 
     async def push(self, worker: int, name: MessageName, parts: Mapping[str, Any]) -> bool:
         """A worker's message, or the last of it; whether all its numbers are finite."""
@@ -186,8 +191,8 @@ class ShardActor:
         buffers[part][start : start + len(piece)] = torch.from_numpy(piece)
 
 
-class ShardGone(Exception):
-    """A shard's process is gone."""
+class NotThere(Exception):
+    """A shard's process is gone, or a model that was dropped is asked for."""
 
 
 def _got(calls: Sequence[Any]) -> list[Any]:
@@ -195,9 +200,18 @@ def _got(calls: Sequence[Any]) -> list[Any]:
     import ray
 
     try:
-        return list(ray.get(list(calls)))
+        answers = list(ray.get(list(calls)))
     except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as error:
-        raise ShardGone from error
+        raise NotThere from error
+    return answers
+
+
+def _models(calls: Sequence[Any]) -> list[Any]:
+    """What shards have of a model."""
+    answers = _got(calls)
+    if any(answer is None for answer in answers):
+        raise NotThere
+    return answers
 
 
 class ShardLine:
@@ -214,7 +228,7 @@ class ShardLine:
 
     def pull(self, key: int, fresh: bool = False) -> Any:
         """A model, put together in memory of this process, which the next one overwrites unless a ``fresh`` one is made."""
-        places = _got([shard.pull.remote(key) for shard in self._shards])
+        places = _models([shard.pull.remote(key) for shard in self._shards])
         whole = {}
         for name, is_vector in self._models.items():
             if not is_vector:
@@ -239,7 +253,7 @@ class ShardLine:
         for start in range(0, max(map(len, slices)), step):
             asked = [(s, t) for s, t in zip(self._shards, slices, strict=True) if start < len(t)]
             calls = [shard.piece.remote(key, name, start, min(start + step, len(t))) for shard, t in asked]
-            for (_, target), array in zip(asked, _got(calls), strict=True):
+            for (_, target), array in zip(asked, _models(calls), strict=True):
                 np.copyto(target[start : start + len(array)], array)
 
     def push(self, worker: int, reply: Reply) -> Reply:

@@ -53,6 +53,8 @@ class FleetControl:
     def __init__(self) -> None:
         self.places: dict[int, tuple[str, int]] = {}
         """The node and the process of each worker."""
+        self.shards: dict[int, tuple[str, int]] = {}
+        """The node and the process of each shard of the server."""
         self.counts: Counter[str] = Counter()
         """Messages that were dropped as repeated or late, and requests that were sent again."""
         self.dismissed: set[int] = set()
@@ -65,6 +67,7 @@ class FleetControl:
         self._next, self._workers, self._room = workers - room, workers, room
         self.dismissed = set(absent)
         self.places.clear()
+        self.shards.clear()
         self.counts.clear()
         self._wishes.clear()
 

@@ -13,7 +13,6 @@ from ..core import Arrival, Order, Problem
 from ..core.compression import size_of
 from ..core.draws import Draws
 from ..core.work import Sent
-from ..engine.evaluation import WorkersEvaluation
 from ..engine.events import Event
 from ..engine.fleet import Model
 from ..engine.half import Half, checked_model
@@ -26,6 +25,9 @@ from .transport import Transport
 
 class LendingShards(Shards, Protocol):
     """Shards that workers pull models from, by key."""
+
+    places: list[tuple[str, int]]
+    """The node and the process of each."""
 
     def release(self, key: int) -> None:
         """Nobody needs a model any more."""
@@ -56,7 +58,9 @@ class ShardedCoordinator(Coordinator, MessageFleet):
     ) -> None:
         super().__init__(fleet, problem, half, transport)
         self.plan, self.shards = plan, shards
+        fleet.control.shards.update(enumerate(shards.places))
         self._keys = 0  # of models lent so far
+        self._lent: weakref.WeakValueDictionary[int, LentModel] = weakref.WeakValueDictionary()
         self._receiver: int | None = None  # the worker that the next model is made for
         self._model_bytes = _model_bytes(plan)
 
@@ -91,7 +95,10 @@ class ShardedCoordinator(Coordinator, MessageFleet):
         else:
             key, self._keys = self._keys, self._keys + 1
             self.shards.tell("keep", key, self._receiver if serial else None)
-        model = Model(version, LentModel(key, self.shards.release), serial, size=self._model_bytes)
+        lent = self._lent.get(key)
+        if lent is None:
+            lent = self._lent[key] = LentModel(key, self.shards.release)
+        model = Model(version, lent, serial, size=self._model_bytes)
         if not serial:
             self._current = model
         return model
@@ -103,9 +110,9 @@ class ShardedCoordinator(Coordinator, MessageFleet):
         key: int = model.x.key
         return key
 
-    def take_evaluation(self) -> WorkersEvaluation:
-        self.shards.flush()
-        return super().take_evaluation()
+    def _receive(self, timeout: float) -> None:
+        self.shards.flush()  # before anybody is waited for
+        super()._receive(timeout)
 
 
 def _model_bytes(plan: ShardPlan) -> int:
