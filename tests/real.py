@@ -130,3 +130,43 @@ def until(seen: Callable[[dd.State, dd.Arrival], bool]) -> dict[str, Any]:
 def kill(fleet: dd.RayFleet, worker: int) -> None:
     """SIGKILL to a worker's process."""
     os.kill(fleet.control.places[worker][1], signal.SIGKILL)
+
+
+@dataclass
+class Wide(dd.Problem):
+    """A quadratic with so many weights that they travel in pieces, and trouble."""
+
+    workers: int = 2
+    weights: int = 50_000
+    spoilt: tuple[int, int] = (-1, -1)  # the worker and the draw of a gradient that is not finite
+    short: int = -1  # a draw whose gradient has another shape
+    seed: int = 0
+
+    def start(self, seed: int) -> Tensor:
+        return torch.linspace(-1.0, 1.0, self.weights)
+
+    def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
+        gradient = x - worker + torch.randn(self.weights, generator=torch.Generator().manual_seed(97 * worker + draw))
+        if (worker, draw) == self.spoilt:
+            gradient[-1] = torch.inf
+        return (gradient[1:] if draw == self.short else gradient), 0.5
+
+    def evaluate(self, x: Tensor) -> dict[str, float]:
+        return {"objective": float(x.square().mean())}
+
+    def fingerprint(self) -> str:
+        return f"wide {self.weights}"
+
+
+@dataclass(frozen=True)
+class Fragile(dd.Algorithm[dd.State]):
+    """It fails where there is more than a stand-in, after a while."""
+
+    def init(self, x: Tensor, n: int, rng: dd.Draws) -> dd.State:
+        return dd.State(x, n)
+
+    def step(self, s: dd.State, a: dd.Arrival) -> dd.core.Orders:
+        if s.version > 100 and len(s.weights) > 1:
+            raise ArithmeticError("the weights are tired")
+        s.descend(a.value, self.lr)
+        return [dd.send(a.worker)]

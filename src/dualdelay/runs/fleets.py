@@ -28,7 +28,7 @@ from ..workers.settings import WorkerFleet
 from ..workers.sharded import ShardedCoordinator
 from ..workers.transport import Transport
 from .names import describe
-from .settings import Compute
+from .settings import Compute, Reporting
 from .spec import RecordedFleet, RunSpec
 
 
@@ -90,6 +90,15 @@ def shard_plan(spec: RunSpec) -> ShardPlan | None:
     return ShardPlan(
         spec.algorithm, spec.problem.workers, spec.seed, optimizer, spec.compute.gradient_table, slices, spec.x.dtype
     )
+
+
+def require_watchable(spec: RunSpec, reporting: Reporting) -> None:
+    """Refuse functions that are shown the server's state where no process has all of it."""
+    if reporting.watch and isinstance(spec.fleet, RayFleet) and spec.fleet.shards is not None:
+        raise BadInput(
+            "watch is given, whose functions are shown the server's state, and with shards no process has that; expected "
+            "loggers, which hear the run's vital signs: watch=dd.Reporting(log=[...])."
+        )
 
 
 def _connected(spec: RunSpec, half: Half, output: Path | None) -> Transport:

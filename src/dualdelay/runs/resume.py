@@ -24,7 +24,7 @@ from ..storage.folder import Folder, Saved
 from ..storage.record import RunRecord
 from ..workers.ray_fleet import RayFleet
 from ..workers.settings import WorkerFleet
-from .fleets import make_loop, open_fleet
+from .fleets import make_loop, open_fleet, require_watchable
 from .names import rebuild
 from .optimizer import Maker, optimizer_of
 from .outcome import best_of, result_of
@@ -84,6 +84,7 @@ def resume(
         own = None if problem is None else stack.enter_context(for_this_thread(problem))
         again = GivenAgain(own, algorithm, optimizer, schedule, metrics, speeds, cores)
         spec = spec_of(record, place, again, _real_workers(place, record, fleet), "resume")
+        require_watchable(spec, reporting)
         if updates is not None or time is not None:
             record, spec = replace(record, updates=updates, time=time), replace(spec, updates=updates, time=time)
         return through_losses(Member(spec, place), reporting, partial(go_on, place, spec, record, reporting))

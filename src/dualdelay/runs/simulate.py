@@ -15,7 +15,7 @@ from ..engine.result import Run
 from ..storage.folder import Folder, is_empty
 from ..workers.ray_fleet import RayFleet
 from ..workers.settings import WorkerFleet
-from .fleets import make_loop, open_fleet
+from .fleets import make_loop, open_fleet, require_watchable
 from .record import record_of, require_same
 from .resume import go_on, through_losses
 from .runner import Member, Runner, require_possible, starting_workers
@@ -126,6 +126,7 @@ def run_one(
     threads = fleet.server_threads if isinstance(fleet, WorkerFleet) else options.compute.threads
     with using_threads(threads), for_this_thread(problem) as own:
         spec = options.spec(algorithm, own, fleet, seed)
+        require_watchable(spec, reporting)
         path = spec.saving.path
         if path is not None and spec.saving.go_on and path.exists() and not is_empty(path):
             folder = Folder(path)

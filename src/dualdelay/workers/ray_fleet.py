@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,16 +175,20 @@ class _ShardedActor(_Actor):
         return reply
 
     def evaluate(self, request: EvaluationRequest, x: Any) -> Evaluated | None:
-        try:
-            return super().evaluate(request, self._line.pull(x))
-        except NotThere:
-            return None
+        make = super().evaluate
+        return self._with_model(request, lambda: make(request, self._line.pull(x)))
 
     def aside(self, request: EvaluationRequest, x: Any) -> Evaluated | None:
+        make = super().aside
+        return self._with_model(request, lambda: make(request, self._line.pull(x, fresh=True)))
+
+    def _with_model(self, request: EvaluationRequest, evaluate: Callable[[], Evaluated | None]) -> Evaluated | None:
         try:
-            return super().aside(request, self._line.pull(x, fresh=True))
+            return evaluate()
         except NotThere:
             return None
+        except Exception:
+            return Evaluated(request.worker, request.incarnation, request.evaluation, traceback.format_exc())
 
 
 def _end(*_: object) -> None:

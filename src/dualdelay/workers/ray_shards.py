@@ -230,8 +230,8 @@ class ShardLine:
         """A model, put together in memory of this process, which the next one overwrites unless a ``fresh`` one is made."""
         places = _models([shard.pull.remote(key) for shard in self._shards])
         whole = {}
-        for name, is_vector in self._models.items():
-            if not is_vector:
+        for name in places[0]:
+            if not self._models.get(name, True):  # what is evaluated is the weights alone, without a name
                 whole[name] = np.array(_got([places[0][name]])[0])
                 continue
             out = None if fresh else self._buffers.get(name)

@@ -1,0 +1,147 @@
+"""A sharded server on virtual time: the bits of a whole one, for every method that can be cut, whatever happens."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import dualdelay as dd
+from dualdelay.core.aggregate import AggregateState
+from dualdelay.core.state import ShapedState
+from dualdelay.engine.half import Half
+from dualdelay.engine.loop import Loop
+from dualdelay.engine.shard import ShardPlan
+from dualdelay.engine.sharded import ShardedLoop
+from dualdelay.engine.slices import Slices
+from dualdelay.runs.optimizer import Optimizer
+from dualdelay.simulation.clocks import VirtualClock
+from dualdelay.simulation.local_fleet import LocalFleet
+from dualdelay.simulation.local_shards import LocalMessageFleet, LocalShards
+from tables import ALGORITHMS, LR
+
+pytestmark = pytest.mark.numeric
+
+N, WEIGHTS = 4, 333
+ROWS = [row for row, m in ALGORITHMS.items() if not isinstance(m.init(torch.zeros(1), N, dd.Draws(0, "s")), ShapedState)]
+
+
+class Valley(dd.Problem):
+    """Noisy gradients of many weights, of which some are not finite."""
+
+    workers = N
+
+    def start(self, seed: int) -> Tensor:
+        return torch.linspace(-1.0, 1.0, WEIGHTS)
+
+    def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
+        noise = torch.randn(WEIGHTS, generator=torch.Generator().manual_seed(1000 * worker + draw))
+        gradient = x - worker + noise
+        if worker != 1 and draw % 5 == 3:
+            gradient[WEIGHTS - 1] = torch.nan
+        return gradient, float(worker)
+
+    def evaluate(self, x: Tensor) -> dict[str, float]:
+        return {"objective": float(x.square().sum())}
+
+    def fingerprint(self) -> str:
+        return "valley"
+
+
+def clock() -> VirtualClock:
+    away = [dd.speeds.Absence(1, 6.0, 14.0)]
+    return VirtualClock(dd.FixedSpeeds([1.0, 2.1, 3.3, 0.7]), changes=dd.speeds.announced(away))
+
+
+def whole_server(method: dd.Algorithm[Any], optimizer: Optimizer | None = None, **options: Any) -> Loop:
+    problem = Valley()
+    fleet = LocalFleet(
+        problem, clock() if method.away else VirtualClock(dd.FixedSpeeds([1.0, 2.1, 3.3, 0.7])), Half(method)
+    )
+    return Loop(method, problem, fleet, problem.start(0), optimizer=optimizer, **options)
+
+
+def shards_of(method: dd.Algorithm[Any], count: int, optimizer: Optimizer | None = None, **options: Any) -> ShardedLoop:
+    problem = Valley()
+    x = problem.start(0)
+    table = options.get("table_format", "full")
+    plan = ShardPlan(method, N, 0, copy.deepcopy(optimizer), table, Slices(WEIGHTS, count), x.dtype)
+    shards = LocalShards(plan, x)
+    times = clock() if method.away else VirtualClock(dd.FixedSpeeds([1.0, 2.1, 3.3, 0.7]))
+    fleet = LocalMessageFleet(problem, times, Half(method), shards=shards)
+    return ShardedLoop(plan, problem, fleet, shards, optimizer=optimizer, **options)
+
+
+def advanced(loop: Loop, count: int = 60) -> Loop:
+    loop.begin()
+    for _ in range(count):
+        loop.advance()
+    return loop
+
+
+def agree(one: Loop, other: Loop) -> None:
+    """The same weights, trace and decisions."""
+    assert torch.equal(one.x, other.x)
+    rows, others = one.rows_of(0, 0), other.rows_of(0, 0)
+    for name in rows:
+        assert rows[name].tolist() == others[name].tolist() or name == "loss", name
+    assert one.recorder.events == other.recorder.events
+    assert len(set(rows["fingerprint"].tolist())) > 3
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_same_bits_as_a_whole_server_through_absences_and_rejected_gradients(name: str) -> None:
+    method = ALGORITHMS[name]
+    one, other = advanced(whole_server(method)), advanced(shards_of(method, 3))
+    agree(one, other)
+    assert {event["kind"] for event in one.recorder.events} >= (
+        {"rejected", "left", "joined"} if method.away else {"rejected"}
+    )
+    (state, exact), (found, audit) = one.state_of(0), other.state_of(0)
+    assert torch.equal(state.weights, found.weights) and (audit is None) == (exact is None)
+    if isinstance(state, AggregateState):
+        assert audit is not None and audit < 1e-6
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("text", ["SGD[momentum=0.9,nesterov=true]", "AdamW", "RMSprop[alpha=0.9]"])
+def test_the_same_bits_with_an_optimizer_and_any_number_of_shards(text: str, count: int) -> None:
+    method = dd.DuDe(LR)
+    one = advanced(whole_server(method, Optimizer(text, "StepLR[step_size=9]", lr=LR)))
+    agree(one, advanced(shards_of(method, count, Optimizer(text, "StepLR[step_size=9]", lr=LR))))
+
+
+def test_the_same_bits_with_a_table_in_half_precision() -> None:
+    method = dd.DuDe(LR)
+    full = advanced(shards_of(method, 2))
+    half = advanced(shards_of(method, 2, table_format="half"))
+    agree(advanced(whole_server(method, table_format="half")), half)
+    assert not torch.equal(full.x, half.x)
+
+
+@pytest.mark.parametrize("name", ["dude", "dude workers", "fedbuff", "scaffold"])
+def test_a_sharded_server_goes_on_from_a_checkpoint_with_the_same_bits(name: str) -> None:
+    method = ALGORITHMS[name]
+    straight, stopped = advanced(shards_of(method, 2)), advanced(shards_of(method, 2), 30)
+    saved, rows = stopped.save_of(0), stopped.rows_of(0, 0)
+    again = shards_of(method, 2)
+    again.load(copy.deepcopy(saved), rows)
+    assert torch.equal(again.x, stopped.x)
+    assert [len(shard.state.weights) for shard in again.shards.all] == [128 + 64, WEIGHTS - 192]  # type: ignore[attr-defined]
+    agree(advanced_from(again, 30), straight)
+
+
+def advanced_from(loop: Loop, count: int) -> Loop:
+    for _ in range(count):
+        loop.advance()
+    return loop
+
+
+def test_a_head_has_stand_ins_for_vectors_alone() -> None:
+    loop = advanced(shards_of(dd.DuDe(LR), 2))
+    state = loop.state
+    assert isinstance(state, AggregateState) and state.weights.shape == state.total.shape == (1,)
+    assert state.version == loop.recorder.rows()["after"][-1] and len(loop.shards.ask("weights")) == 2

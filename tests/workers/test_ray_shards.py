@@ -1,0 +1,147 @@
+"""What only processes show of a sharded server: slices that travel, checkpoints of shards, and shards that die."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import dualdelay as dd
+from dualdelay.storage import parts
+from helpers import check_replay, kinds
+from real import Fragile, Wide, kill
+
+pytestmark = pytest.mark.usefixtures("ray_here")
+
+SMALL = 1 << 16  # bytes of a piece: Wide travels in several
+
+
+def files(folder: Path, ending: str) -> list[Path]:
+    return sorted((folder / "checkpoints").glob(f"*.{ending}"))
+
+
+def test_slices_in_pieces_replay_to_the_same_bits_and_go_on_with_any_number_of_shards(tmp_path):
+    problem, folder = Wide(spoilt=(1, 3)), tmp_path / "run"
+    method, server = dd.DuDe(lr=2.0**-6), dd.Server(optimizer="AdamW")
+    fleet = dd.RayFleet(cpus=0.25, shards=3, piece=SMALL)
+    run = dd.train(method, problem, fleet, updates=20, folder=folder, checkpoint_every=10, server=server)
+    assert run.version == 20 and kinds(run) == ["rejected"] and len(fleet.control.shards) == 3
+    assert set(run.trace.bytes.tolist()) == {200_000} == set(run.trace.down.tolist())
+    assert len(files(folder, "shard")) == 3 * len(files(folder, "safetensors"))
+    check_replay(run, folder, problem)
+    for updates, shards in ((30, 2), (40, None), (50, 1)):
+        run = dd.resume(folder, updates, problem=problem, fleet=dd.RayFleet(cpus=0.25, shards=shards))
+        assert run.version == updates
+    check_replay(run, folder, problem)
+
+
+def test_a_shard_that_is_killed_comes_back_from_its_checkpoint_and_the_run_goes_on(tmp_path, caplog):
+    """So does a worker, whose job is done again."""
+    problem, folder = Wide(), tmp_path / "run"
+    fleet = dd.RayFleet(cpus=0.25, shards=2)
+
+    def strike() -> None:
+        while not files(folder, "safetensors"):
+            time.sleep(0.05)
+        kill(fleet, 1)
+        os.kill(fleet.control.shards[1][1], signal.SIGKILL)
+
+    threading.Thread(target=strike, daemon=True).start()
+    with caplog.at_level(logging.WARNING):
+        run = dd.train(dd.DuDe(lr=2.0**-6), problem, fleet, updates=1500, folder=folder, checkpoint_every=100)
+    assert run.version == 1500 and any("shard 1 of 2 has died" in note for note in run.notes)
+    assert "goes back to its last checkpoint" in caplog.text
+    check_replay(run, folder, problem)
+
+
+def test_a_shard_that_dies_before_anything_was_saved_ends_a_run_without_a_folder():
+    fleet = dd.RayFleet(cpus=0.25, shards=2)
+
+    def strike() -> None:
+        while not fleet.control.places:
+            time.sleep(0.05)
+        os.kill(fleet.control.shards[0][1], signal.SIGKILL)
+
+    threading.Thread(target=strike, daemon=True).start()
+    with pytest.raises(dd.RunFailed, match=r"shard 0 of 2 has died .*Nothing was saved .* give the run a folder"):
+        dd.train(dd.DuDe(lr=2.0**-6), Wide(), fleet, updates=10**6)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "quafl"])
+def test_methods_that_send_several_vectors_and_keep_some_at_the_workers(tmp_path, name):
+    problem, folder = Wide(weights=1000), tmp_path / "run"
+    run = dd.train(dd.ALGORITHMS[name](lr=0.01), problem, dd.RayFleet(cpus=0.25, shards=2), updates=12, folder=folder)
+    check_replay(run, folder, problem)
+    again = dd.resume(folder, 20, problem=problem, fleet=dd.RayFleet(cpus=0.25, shards=3))
+    check_replay(again, folder, problem)
+
+
+def test_workers_that_keep_their_gradients_send_small_differences_to_shards(tmp_path):
+    """One that is killed gets its own back: the sum without those of the others, slice by slice."""
+    problem, folder = Wide(weights=1000), tmp_path / "run"
+    fleet = dd.RayFleet(cpus=0.25, shards=2)
+
+    def strike(version: int, values: object) -> None:
+        if fleet.control.places and version and not struck:
+            struck.append(version)
+            kill(fleet, 0)
+
+    struck: list[int] = []
+    reporting = dd.Reporting(log=[strike], progress=False)
+    method = dd.DuDe(lr=2.0**-6, memory="workers", compress="int8")
+    run = dd.train(method, problem, fleet, updates=1500, folder=folder, watch=reporting)
+    assert set(run.trace.bytes.tolist()) == {1004} and struck and "restored" in kinds(run)
+    assert run.audit is not None and run.audit < 1e-6
+    check_replay(run, folder, problem)
+
+
+def test_a_gradient_of_another_shape_is_rejected_as_by_a_whole_server(caplog):
+    problem = Wide(weights=1000, short=2)
+    with caplog.at_level(logging.WARNING):
+        run = dd.train(dd.VanillaASGD(lr=0.01), problem, dd.RayFleet(cpus=0.25, shards=2), updates=20)
+    assert kinds(run) == ["rejected", "rejected"] and "shape (999,), expected (1000,)" in caplog.text
+
+
+def test_a_damaged_part_of_a_checkpoint_is_noticed_and_the_one_before_is_used(tmp_path):
+    problem, folder = Wide(weights=1000), tmp_path / "run"
+    dd.train(dd.DuDe(lr=0.01), problem, dd.RayFleet(cpus=0.25, shards=2), updates=40, folder=folder, checkpoint_every=20)
+    newest = files(folder, "shard")[-1]
+    newest.write_bytes(newest.read_bytes()[:-1] + b"?")
+    assert not parts.is_whole(newest)
+    run = dd.resume(folder, 60, problem=problem, fleet=dd.RayFleet(cpus=0.25, shards=2))
+    assert run.version == 60 and any("an older checkpoint was used" in note for note in run.notes)
+    check_replay(run, folder, problem)
+
+
+def test_a_step_that_fails_in_a_shard_ends_the_run_with_its_words():
+    with pytest.raises(dd.RunFailed, match=r"shard 0 of the server failed: .*the weights are tired"):
+        dd.train(Fragile(0.01), Wide(weights=1000), dd.RayFleet(cpus=0.25, shards=1), updates=10**6)
+
+
+def watching(state: object, arrival: object) -> None:
+    """A user's function."""
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "why"),
+    [
+        (dd.AutoDuDe(), {}, "the server of AutoDuDe cannot be cut into 2 shards: it looks at the weights tensor by tensor"),
+        (dd.DuDe(0.1), {"watch": [watching]}, "watch is given, .* expected loggers"),
+        (dd.DuDe(0.1), {"server": dd.Server(downlink="int8")}, "shards and downlink are given"),
+        (dd.DuDe(0.1), {"server": dd.Server(optimizer="Adafactor")}, "with Adafactor cannot be cut into 2 shards"),
+        (
+            dd.DuDe(0.1),
+            {"server": dd.Server(optimizer=lambda params, lr: torch.optim.SGD(params, lr=lr))},
+            "the optimizer or schedule is a function",
+        ),
+    ],
+)
+def test_what_cannot_be_sharded_is_refused_before_anything_starts(method, given, why):
+    with pytest.raises(dd.BadInput, match=why):
+        dd.train(method, Wide(weights=1000), dd.RayFleet(shards=2), updates=10, **given)
