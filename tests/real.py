@@ -140,12 +140,15 @@ class Wide(dd.Problem):
     weights: int = 50_000
     spoilt: tuple[int, int] = (-1, -1)  # the worker and the draw of a gradient that is not finite
     short: int = -1  # a draw whose gradient has another shape
+    seconds: float = 0.0  # that a gradient takes in a worker
     seed: int = 0
+    server: int = field(default_factory=os.getpid)
 
     def start(self, seed: int) -> Tensor:
         return torch.linspace(-1.0, 1.0, self.weights)
 
     def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
+        time.sleep(0.0 if os.getpid() == self.server else self.seconds)
         gradient = x - worker + torch.randn(self.weights, generator=torch.Generator().manual_seed(97 * worker + draw))
         if (worker, draw) == self.spoilt:
             gradient[-1] = torch.inf
