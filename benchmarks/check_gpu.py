@@ -10,6 +10,16 @@ import dualdelay as dd
 from dualdelay.core.devices import using_precision
 from dualdelay.runs.names import label
 from gpu import data, network
+from models import UNTUNED, Untuned
+
+
+def _in_float64(problem: dd.Network, one: Untuned, worker: int, draw: int) -> torch.Tensor:
+    """The gradient of a job at the first weights, taken in float64."""
+    module = problem.model(problem.start(0)).double()
+    inputs, targets = problem.shards()[worker].batch(problem.indices(worker, draw))
+    inputs = inputs.double() if inputs.is_floating_point() else inputs
+    parts = torch.autograd.grad(one.loss(module(inputs), targets), list(module.parameters()))
+    return torch.cat([part.reshape(-1) for part in parts])
 
 
 def main() -> None:
@@ -27,6 +37,16 @@ def main() -> None:
             together = problem.batched([problem])
             many, _ = together([problem.start(0)] * 20, [0] * 20, [k % 10 for k in range(20)], [k // 10 for k in range(20)])
             gradient[device, precision] = many.cpu().double()
+    for name, one in UNTUNED.items():
+        untuned = one.problem(one.data(2000), kind=dd.Network)
+        x, jobs = [untuned.start(0)] * 4, ([0] * 4, [0, 1, 2, 3], [0, 1, 2, 3])
+        doubled = torch.stack([_in_float64(untuned, one, *job) for job in zip(*jobs[1:], strict=True)])
+        with using_precision("cuda", "float32"):
+            there = untuned.on("cuda")
+            found, _ = there.batched([there])([row.cuda() for row in x], *jobs)
+        here, _ = untuned.batched([untuned])(x, *jobs)
+        off = [float((part.cpu().double() - doubled).norm() / doubled.norm()) for part in (found, here)]
+        print(f"gradients of {name} in float32: off by {off[0]:.1e} on the GPU and {off[1]:.1e} here, against float64")
     exact = gradient["cpu", "float32"]
     for key, value in gradient.items():
         print(f"gradients {key}: relative error {float((value - exact).norm() / exact.norm()):.1e}")
@@ -34,7 +54,7 @@ def main() -> None:
     common = {"speeds": speeds, "updates": 30, "evaluation": dd.Evaluation(every=30)}
     there = {p: dd.sweep(grid, compute=dd.Compute("cuda", precision=p), **common) for p in ("float32", "tf32", "bfloat16")}
     here = dd.sweep(grid, compute=dd.Compute(cores=8), **common)
-    again = dd.sweep(grid, device="cuda", **common)
+    again = dd.sweep(grid, compute=dd.Compute("cuda"), **common)
     for precision, table in there.items():
         apart = [
             float((a.x - b.x).norm() / (b.x - b.problem.start(0)).norm())
@@ -44,6 +64,12 @@ def main() -> None:
         print(f"sweep {precision}: {len(apart)} runs, moved alike to {max(apart):.1e} of the way, same order {order}")
     same = all(torch.equal(a.x, b.x) for a, b in zip(there["float32"].runs, again.runs, strict=True))
     print(f"the sweep again gives the same bits: {same}")
+    for optimizer in ("Adam", "SGD[momentum=0.9]"):
+        rule = {**common, "server": dd.Server(optimizer=optimizer)}
+        together, alone = (dd.sweep(grid, compute=dd.Compute("cuda", batch=batch), **rule) for batch in (True, False))
+        pairs = zip(together.runs, alone.runs, strict=True)
+        apart = [float((a.x.cpu() - b.x.cpu()).norm() / (b.x.cpu() - b.problem.start(0).cpu()).norm()) for a, b in pairs]
+        print(f"{optimizer}: {len(apart)} runs side by side are those by themselves to {max(apart):.1e} of the way")
     for method in methods:
         one = dd.simulate(method, problems[0], speeds, updates=30, compute=dd.Compute(device="cuda"))
         two = dd.simulate(method, problems[0], speeds, updates=30, compute=dd.Compute(device="cuda"))

@@ -1,6 +1,8 @@
 """Simulation on a GPU: microseconds per gradient, everything but evaluation included, against a plain PyTorch loop.
 
-python benchmarks/gpu.py [single | grid | workers | runs | precision | figure1 | profile] ...
+python benchmarks/gpu.py [single | grid | workers | runs | figure1 | profile] [networks [NAME] ...] ...
+
+``networks`` are four that no kernel was written for: a plain loop, one run and a grid of 36 runs of each, and the floors.
 """
 
 from __future__ import annotations
@@ -12,13 +14,16 @@ from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import Subset, TensorDataset
 
 import dualdelay as dd
 from dualdelay.core.devices import using_precision
 from dualdelay.problems.cifar10 import lenet
+from dualdelay.problems.inspection import count_operations
 from dualdelay.problems.splits import dirichlet
-from models import Unevaluated
+from models import UNTUNED, Unevaluated, Untuned
 
 NEVER = 10**9  # evaluation is apart
 
@@ -49,6 +54,22 @@ def plain_loop(whole: TensorDataset, count: int = 2000) -> float:
             rows = torch.randint(len(inputs), (64,), device="cuda")
             loss = cross_entropy(module(inputs[rows]), targets[rows])
             torch.autograd.grad(loss, parameters)
+        torch.cuda.synchronize()
+    return (time.perf_counter() - begin) / count
+
+
+def plain_loop_of(one: Untuned, samples: Sequence[torch.Tensor], count: int = 300) -> float:
+    """Seconds per gradient of such a loop for another network."""
+    module = one.model().cuda()
+    parameters = list(module.parameters())
+    inputs, targets = (part.cuda() for part in samples)
+    with using_precision("cuda", "float32"):
+        for k in range(count + 50):
+            if k == 50:
+                torch.cuda.synchronize()
+                begin = time.perf_counter()
+            rows = torch.randint(len(inputs), (one.batch,), device="cuda")
+            torch.autograd.grad(one.loss(module(inputs[rows]), targets[rows]), parameters)
         torch.cuda.synchronize()
     return (time.perf_counter() - begin) / count
 
@@ -94,6 +115,13 @@ def main(parts: Sequence[str]) -> None:
     """Print what was asked for."""
     if not torch.cuda.is_available():
         sys.exit("this needs a CUDA GPU")
+    if "networks" in parts:
+        print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+        chosen = [part for part in parts if part in UNTUNED] or list(UNTUNED)
+        floors(chosen)
+        networks(chosen)
+    if not {"single", "grid", "runs", "workers", "figure1", "profile"} & {*parts}:
+        return
     whole = data()
     plain = plain_loop(whole)
     print(
@@ -140,6 +168,75 @@ def main(parts: Sequence[str]) -> None:
         figure1(whole, int(next((part for part in parts if part.isdigit()), 20_000)))
     if "profile" in parts:
         profiled(sweeping([network(whole, alpha=alpha) for alpha in (0.1, 0.5, 1.0)], rates(12)))
+
+
+class Traffic(TorchDispatchMode):
+    """Adds up the bytes that operations read and write, each tensor once in each of them; views cost nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = self.kernels = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Do it, and look at what it was given and made."""
+        result = func(*args, **(kwargs or {}))
+        given, made = ([t for t in tree_leaves(part) if isinstance(t, torch.Tensor)] for part in ((args, kwargs), result))
+        places = {t.untyped_storage().data_ptr() for t in given}
+        if any(t.untyped_storage().data_ptr() not in places for t in made) or func._schema.is_mutable:
+            self.bytes += sum(t.nbytes for t in (*given, *made))
+            self.kernels += 1
+        return result
+
+
+def rates_of_the_chip() -> tuple[float, float]:
+    """Operations and bytes in a second: those of a large product in float32, and of a large copy."""
+
+    def seconds(work: Callable[[], Any], count: int = 5) -> float:
+        work()
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(count):
+            work()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - begin) / count
+
+    with using_precision("cuda", "float32"):
+        matrix = torch.randn(8192, 8192, device="cuda")
+        product = seconds(lambda: matrix @ matrix)
+    source = torch.randn(1 << 28, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * 8192**3 / product, 2 * source.nbytes / seconds(lambda: target.copy_(source))
+
+
+def floors(names: Sequence[str]) -> None:
+    """What a gradient needs at least: operations at the rate of large products, bytes at the rate of a large copy."""
+    operations, transfer = rates_of_the_chip()
+    print(f"float32 products {operations / 1e12:.0f} TFLOP/s, copies {transfer / 1e12:.1f} TB/s")
+    for name in names:
+        one = UNTUNED[name]
+        module, (inputs, targets) = one.model(), (part[: one.batch] for part in one.data(one.batch))
+        flop = 3 * count_operations(lambda one=one, m=module, x=inputs, y=targets: one.loss(m(x), y))
+        with Traffic() as traffic:
+            torch.autograd.grad(one.loss(module(inputs), targets), list(module.parameters()))
+        print(
+            f"{name:12s} {flop / 1e9:5.2f} GFLOP: {flop / operations * 1e6:4.0f} us; {traffic.bytes / 1e6:5.0f} MB, each "
+            f"of {traffic.kernels} operations by itself: {traffic.bytes / transfer * 1e6:4.0f} us",
+            flush=True,
+        )
+
+
+def networks(names: Sequence[str], precision: str = "float32") -> None:
+    """A plain loop, one run and a grid of 36 runs of each network, in microseconds per gradient."""
+    print(f"{'':12s} {'plain':>8s} {'one run':>9s} {'times':>6s} {'36 runs':>9s} {'times':>6s}")
+    for name in names:
+        one = UNTUNED[name]
+        samples = one.data()
+        plain = plain_loop_of(one, samples)
+        problems = [one.problem(samples, seed=seed) for seed in range(3)]
+        single, _ = per_gradient(sweeping(problems[:1], rates(1), precision=precision), 1000, 4000)
+        grid, _ = per_gradient(sweeping(problems, rates(12), precision=precision), 100, 500)
+        one_run, many = f"{single * 1e6:9.0f} {plain / single:6.1f}", f"{grid * 1e6:9.0f} {plain / grid:6.1f}"
+        print(f"{name:12s} {plain * 1e6:8.0f} {one_run} {many}", flush=True)
 
 
 def figure1(whole: TensorDataset, updates: int) -> None:

@@ -181,7 +181,9 @@ def large(weights: int, store: int, updates: int) -> None:
         expected = torch.add(expected, torch.full((1,), 0.5), alpha=-1e-6)
     right = bool((run.x == expected).all())
     took = time.perf_counter() - begin
-    print(f"{weights:,} weights ({4 * weights / 1e9:.1f} GB) through a store of {store / 1e9:.1f} GB: {run.version} updates")
+    print(
+        f"{weights:,} weights ({4 * weights / 1e9:.1f} GB) through a store of {store / 1e9:.1f} GB: {run.version} updates"
+    )
     print(f"in {took:.0f} s, {run.time / max(1, run.version):.1f} s each; every weight is as it must be: {right}")
 
 

@@ -20,6 +20,7 @@ SHAPES = {
     "strided": (1, 3, 2, 8, 9, 17, (3, 3), (2, 2), (1, 1)),
     "uneven": (2, 2, 3, 8, 7, 9, (2, 3), (2, 3), (0, 2)),
     "pointwise": (1, 2, 34, 5, 5, 5, (1, 1), (2, 1), (1, 1)),
+    "gaps": (2, 2, 2, 9, 8, 3, (2, 1), (3, 3), (0, 0)),
     "several chunks": (1, 42, 1, 10, 11, 2, (1, 2), (1, 1), (0, 0)),
 }
 
@@ -102,6 +103,16 @@ def test_only_gradients_that_are_asked_for_are_computed(monkeypatch: pytest.Monk
     assert x.grad is None and weight.grad is not None
 
 
-def test_an_unknown_dot_is_refused() -> None:
+def test_gradients_by_weights_may_be_taken_in_another_way() -> None:
+    shape = SHAPES["padded"]
+    x, weight, bias = tensors(shape)
+    both = [convolution.conv2d(x, weight, bias, *shape[-2:], "fma", way) for way in ("fma", "ieee")]
+    assert torch.equal(*both)
+    (dx, dw), (same, other) = (torch.autograd.grad(y.square().sum(), (x, weight)) for y in both)
+    assert torch.equal(dx, same) and near(dw, other.double(), 2 * terms(both[0], weight)[2])
+
+
+@pytest.mark.parametrize("ways", [("half",), ("fma", "half")], ids=["all", "by weights"])
+def test_an_unknown_dot_is_refused(ways: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="dot must be one of fma, ieee, tf32x3, tf32, not 'half'"):
-        convolution.conv2d(*tensors(SHAPES["plain"]), (1, 1), (0, 0), "half")
+        convolution.conv2d(*tensors(SHAPES["plain"]), (1, 1), (0, 0), *ways)

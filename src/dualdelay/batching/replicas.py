@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,8 +17,8 @@ from ..core import Algorithm, Arrival, Problem
 from ..core.aggregate import AggregateState, TableFormat
 from ..core.compression import Packed
 from ..core.draws import Draws
-from ..core.state import State
-from ..engine.evaluation import Evaluations, Metric, Row, Schedule
+from ..core.state import State, Stepper
+from ..engine.evaluation import Assessed, Evaluations, Metric, Row, Schedule
 from ..engine.loop import Loop
 from ..engine.table import Column
 from ..engine.trace import Recorder, Trace
@@ -39,16 +39,21 @@ def column(
     return joint
 
 
-def sliced(value: Any, k: int) -> Any:
-    """The part of run k in plain values whose tensors have a row for each run; nothing of it changes with the others."""
+def sliced(value: Any, k: int, copied: bool = True) -> Any:
+    """The part of run k in plain values whose tensors have a row for each run; nothing of it changes with the others.
+
+    Unless it is ``copied``, its tensors are views, for a look.
+    """
     if isinstance(value, Tensor):
-        return value[k].clone() if value.ndim > 1 else value[k].item()
+        if value.ndim < 2:
+            return value[k].item()
+        return value[k].clone() if copied else value[k]
     if isinstance(value, Packed):
-        return Packed(value.length, sliced(value.parts, k))
+        return Packed(value.length, sliced(value.parts, k, copied))
     if isinstance(value, (list, tuple)):
-        return type(value)(sliced(item, k) for item in value)
+        return type(value)(sliced(item, k, copied) for item in value)
     if isinstance(value, dict):
-        return {key: sliced(item, k) for key, item in value.items()}
+        return {key: sliced(item, k, copied) for key, item in value.items()}
     return copy.copy(value)
 
 
@@ -83,6 +88,16 @@ def _known(values: Sequence[Sequence[Sequence[Any]]]) -> list[list[Any]]:
         signs = (torch.tensor(part, dtype=torch.float64) for part in zip(*(job[3:5] for job in jobs), strict=True))
         known.append([worker, draw, value, *signs, keep])
     return known
+
+
+class Steppers(Stepper, Protocol):
+    """What moves the weights of several runs instead of plain SGD; ``runs.optimizer.Optimizers`` is one."""
+
+    def save_of(self, k: int) -> dict[str, Any]:
+        """What run k needs to continue by itself."""
+
+    def of(self, k: int) -> Stepper:
+        """What would move the weights of run k by itself, as it is now."""
 
 
 class Records(Recorder):
@@ -143,23 +158,43 @@ class Replicas(Loop):
         schedule: Schedule | None = None,
         metrics: Mapping[str, Metric] | None = None,
         keep_best: str | None = None,
+        optimizer: Steppers | None = None,
         table_format: TableFormat = "full",
     ) -> None:
         joint = column(algorithms, x.device)
-        super().__init__(joint, problems[0], fleet, x, seed=seed, schedule=schedule, table_format=table_format)
-        self._fleet = fleet
+        options: Any = {"seed": seed, "schedule": schedule, "optimizer": optimizer, "table_format": table_format}
+        super().__init__(joint, problems[0], fleet, x, **options)
+        self._fleet, self._optimizer, self._problems = fleet, optimizer, problems
+        self._assessed: tuple[tuple[int, int | None], dict[int, Assessed]] = ((-1, None), {})  # of a version, by run
         self.evaluations = [Evaluations(problem, metrics, keep_best) for problem in problems]
         self.recorder = Records()
+        self._seen: dict[int, State] = {}  # by run: the state that is shown to whoever watches
         self.going = set(range(len(problems)))  # runs that are still looked at
 
     def evaluate(self, time: float) -> None:
         self.drop_diverged()
+        self._assess(self._schedule.samples)
         for k in sorted(self.going):
             self.evaluations[k].add(self.evaluation_of(k, time, self._schedule.samples))
         self._evaluated_version = self.state.version
 
+    def assess_ahead(self) -> None:
+        self._assess(None)
+
+    def _assess(self, samples: int | None) -> None:
+        """Have the models of all runs that are going and not known assessed, those of one problem at once."""
+        version = self.state.version
+        wanted = [k for k in sorted(self.going) if not self.evaluations[k].knows(version, samples)]
+        self._assessed = ((version, samples), {})
+        for problem in {id(self._problems[k]): self._problems[k] for k in wanted}.values():
+            rows = [k for k in wanted if self._problems[k] is problem]
+            if len(rows) > 1:
+                self._assessed[1].update(zip(rows, problem.assess_all(self.state.x[rows], samples), strict=True))
+
     def evaluation_of(self, k: int, time: float, samples: int | None = None) -> Row | None:
-        return self.evaluations[k].of(time, self.state.version, self.state.x[k], samples)
+        version, (of, assessed) = self.state.version, self._assessed
+        known = assessed.get(k) if of == (version, samples) else None
+        return self.evaluations[k].of(time, version, self.state.x[k], samples, known)
 
     def drop_diverged(self) -> None:
         self.recorder.fetch()
@@ -174,6 +209,18 @@ class Replicas(Loop):
     def trace_of(self, k: int) -> Trace:
         return Trace(self.recorder.of(k), list(self.recorder.events))
 
+    def seen_of(self, k: int, arrival: Arrival) -> tuple[State, Arrival]:
+        state = self._seen.setdefault(k, copy.copy(self.state))
+        for f in fields(state):
+            value = getattr(self.state, f.name)
+            if f.name == "optimizer":
+                state.optimizer = None if self._optimizer is None else self._optimizer.of(k)
+            elif not isinstance(value, Draws):
+                setattr(state, f.name, sliced(value, k, copied=False))
+        parts: Any = {name: part[k] for name, part in arrival.parts.items()}
+        loss = float(arrival.loss[k]) if isinstance(arrival.loss, Tensor) else arrival.loss
+        return state, arrival._replace(value=arrival.value[k], loss=loss, parts=parts if parts else arrival.parts)
+
     def state_of(self, k: int) -> tuple[State, float | None]:
         """What run k's server knows, on the processor and without a table, and the audit of its sum if it has one."""
         state, audit = copy.copy(self.state), None
@@ -185,19 +232,23 @@ class Replicas(Loop):
             audit = state.audit(sliced(self.memories(), k))
             state.table, state.total = None, state.total.cpu()
         state.weights = state.weights.cpu()
+        state.optimizer = None if self._optimizer is None else self._optimizer.of(k)
         return state, audit
 
     def save_of(self, k: int, folder: Path | None = None) -> dict[str, Any]:
         saved = super().save()
         own: dict[str, Any] = sliced({name: saved[name] for name in ("state", "fleet")}, k)
+        own["optimizer"] = None if self._optimizer is None else self._optimizer.save_of(k)
         return {**saved, **own, "evaluation": self.evaluations[k].save()}
 
     def load_all(self, saved: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Column]]) -> None:
         """Continue from what the runs saved at the same moment."""
         known = _known([part["fleet"]["gradients"] for part in saved])
         nothing_yet = self.evaluation.save()
-        plain = [{**part, "evaluation": {}, "fleet": {**part["fleet"], "gradients": []}} for part in saved]
-        joint = {**stacked(plain), "evaluation": nothing_yet}
+        apart: dict[str, Any] = {"evaluation": {}, "optimizer": None}
+        plain = [{**part, **apart, "fleet": {**part["fleet"], "gradients": []}} for part in saved]
+        steppers = {"runs": [part["optimizer"] for part in saved]}
+        joint = {**stacked(plain), "evaluation": nothing_yet, "optimizer": steppers}
         nothing = {name: column[:0] for name, column in rows[0].items()}
         self.load({**joint, "fleet": {**joint["fleet"], "gradients": known}}, nothing)
         self.recorder.adopt(rows)

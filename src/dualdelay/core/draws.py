@@ -30,10 +30,13 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
+GAMMA, FIRST, SECOND = map(_signed, (_GAMMA, _FIRST, _SECOND))  # as signed 64-bit numbers
+
+
 def mix(z: Any) -> Any:
     """Scramble int64 values, given as a numpy array or a torch tensor on any device, into int64 values."""
-    z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * _signed(_FIRST)  # masks make the arithmetic shift a logical one
-    z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * _signed(_SECOND)
+    z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * FIRST  # masks make the arithmetic shift a logical one
+    z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * SECOND
     return z ^ ((z >> 31) & ((1 << 33) - 1))
 
 
@@ -50,7 +53,7 @@ def _words(keys: list[int], count: int) -> Integers:
 
 
 def _at(keys: Any, counters: Any) -> Any:
-    return mix(keys[:, None] + counters * _signed(_GAMMA))
+    return mix(keys[:, None] + counters * GAMMA)
 
 
 def _below(bound: Any, words: Any) -> Any:
@@ -63,7 +66,7 @@ def integers_at(base: Any, bound: Any, count: int, *coordinates: Any) -> Any:
     ``base`` holds the ``Draws.base`` of each place, ``bound`` its bound, and each of the coordinates one number for each.
     """
     for coordinate in coordinates:
-        base = mix(base ^ ((coordinate + 1) * _signed(_GAMMA)))
+        base = mix(base ^ ((coordinate + 1) * GAMMA))
     return _below(bound[:, None], _at(base, torch.arange(1, count + 1, device=base.device)))
 
 

@@ -71,6 +71,12 @@ class Problem(ABC):
         """
         return self.evaluate(x), {}
 
+    def assess_all(
+        self, x: Tensor, samples: Samples = None
+    ) -> list[tuple[dict[str, float], Mapping[int, Mapping[str, Any]]]]:
+        """What ``assess`` gives for each row of x (r, d), the models of runs that advance together, to rounding."""
+        return [self.assess(row, samples) for row in x]
+
     def combine(self, x: Tensor, parts: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
         """The numbers of ``evaluate`` from what some of the workers measured, with the mean over those as F."""
         raise BadInput(f"{type(self).__name__} is evaluated as a whole, not worker by worker; call 'evaluate'.")

@@ -33,7 +33,7 @@ class Stepper(Protocol):
     def observe(self, weights: Tensor, message: Tensor) -> None:
         """A worker's message has arrived, which the method is about to absorb."""
 
-    def step(self, weights: Tensor, gradient: Tensor, lr: float) -> Tensor:
+    def step(self, weights: Tensor, gradient: Tensor, lr: float | Tensor) -> Tensor:
         """The moved weights; both tensors may be written to."""
 
     def save(self) -> dict[str, Any]:
@@ -91,14 +91,14 @@ class State:
         Divide by ``over`` and not the step size: to Adam a sum of n gradients with lr / n is not their mean with lr. Runs
         that advance together have a step size each, a column (r, 1).
         """
-        if isinstance(lr, Tensor):
-            dtype = self.weights.dtype
-            self.weights = torch.addcmul(self.weights, direction.to(dtype), (lr / -over).to(dtype))
-        elif self.optimizer is not None:
+        if self.optimizer is not None:
             gradient = torch.empty_like(self.weights)  # of its own: optimisers may write into it
             for out, part in blocks(gradient, direction):
                 torch.div(part, over, out=out)
             self.weights = self.optimizer.step(self.weights.clone() if self.lent else self.weights, gradient, lr)
+        elif isinstance(lr, Tensor):
+            dtype = self.weights.dtype
+            self.weights = torch.addcmul(self.weights, direction.to(dtype), (lr / -over).to(dtype))
         elif direction.dtype == self.weights.dtype:
             self.weights = torch.add(self.weights, direction, alpha=-(lr / over), out=None if self.lent else self.weights)
         elif self.lent and direction.numel() <= BLOCK:

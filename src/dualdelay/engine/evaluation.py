@@ -97,6 +97,9 @@ def _require_name(name: object) -> None:
         )
 
 
+Assessed = tuple[Mapping[str, float], Parts]  # what a problem says about a model, and what each worker found for it
+
+
 class WorkersEvaluation(NamedTuple):
     """What the workers have found out about a model."""
 
@@ -139,12 +142,21 @@ class Evaluations:
         """The rows as a table."""
         return Table.of(self.rows, self.rows[0] if self.rows else self.names)
 
-    def of(self, time: float, version: int, x: Tensor, samples: int | None = None) -> Row | None:
-        """A row about a model, which is not added yet; None if that failed where failing is forgiven."""
+    def of(
+        self, time: float, version: int, x: Tensor, samples: int | None = None, assessed: Assessed | None = None
+    ) -> Row | None:
+        """A row about a model, which is not added yet; None if that failed where failing is forgiven.
+
+        ``assessed`` is what the problem says of it, if that is known.
+        """
+        if self.knows(version, samples):
+            return {**self.rows[-1], "time": time}
+        return self._attempted(lambda: self._row(time, version, x, *(assessed or self._problem.assess(x, samples))))
+
+    def knows(self, version: int, samples: int | None = None) -> bool:
+        """Whether this model was the last to be evaluated, and on no less."""
         last = self.rows[-1] if self.rows else None
-        if last is not None and last["version"] == version and (samples is not None or last["share"] == 1.0):
-            return {**last, "time": time}
-        return self._attempted(lambda: self._row(time, version, x, *self._problem.assess(x, samples)))
+        return last is not None and last["version"] == version and (samples is not None or last["share"] == 1.0)
 
     def add(self, row: Row | None) -> None:
         """Add a row in its place: a crash may have delayed an older one."""

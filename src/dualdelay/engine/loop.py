@@ -414,6 +414,13 @@ class Loop:
         """Run k's trace so far."""
         return self.recorder.trace()
 
+    def seen_of(self, k: int, arrival: Arrival) -> tuple[State, Arrival]:
+        """Run k's state, the same object each time, and its part of an arrival."""
+        return self.state, arrival
+
+    def assess_ahead(self) -> None:
+        """The models of all runs that are going are about to be evaluated on all data: those of several, at once."""
+
     def evaluation_of(self, k: int, time: float, samples: int | None = None) -> Row | None:
         """A row of metrics about run k's current model, which is not added yet."""
         return self.evaluations[k].of(time, self.state.version, self.x, samples)

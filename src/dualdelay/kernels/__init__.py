@@ -1,1 +1,1 @@
-"""Convolutions and pooling of many small models in one launch."""
+"""Layers of many small models in one launch: convolutions, pooling, normalisation; and their samples."""

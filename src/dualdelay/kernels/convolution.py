@@ -1,12 +1,14 @@
 """Many small convolutions in one launch: each model has its own weights and its own minibatch.
 
-A model's result depends neither on how many models there are nor on which: all block sizes and the order of all sums are
-fixed by the shapes of one model. The sums are taken by matrix products or, with dot="fma", by plain multiply-adds.
+A model's result depends neither on how many models there are nor on which: the order of all sums is fixed by the shapes of
+one model. The sums are taken by matrix products or, with dot="fma", by plain multiply-adds. "tf32x3" is float32 on the
+chip's matrix units: each number is the sum of two short ones, and three of their four products are added up.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -23,12 +25,16 @@ def _correlate(
     x: tl.tensor, w: tl.tensor, bias: tl.tensor, y: tl.tensor, batch: tl.tensor,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, N: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+    HY: tl.constexpr, WY: tl.constexpr, UP: tl.constexpr, LEFT: tl.constexpr, EVERY: tl.constexpr, EACH: tl.constexpr,
     dot: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Write y (G, B, N, HO, WO), given x (G, B, C, H, W) and w (G, C * KH * KW, NP): BN channels of BP pixels a program."""
+    """Write HO x WO pixels of y (G, B, N, HY, WY), given x (G, B, C, H, W) and w (G, C * KH * KW, NP): BN channels of BP
+    pixels a program. They stand from (UP, LEFT) on in every EVERY-th row and every EACH-th column.
+    """
     TAPS: tl.constexpr = C * KH * KW
     NB: tl.constexpr = (N + BN - 1) // BN
-    EDGES: tl.constexpr = PH > 0 or PW > 0
+    HIGH: tl.constexpr = PH > 0 or (HO - 1) * SH - PH + KH > H
+    EDGES: tl.constexpr = HIGH or PW > 0 or (WO - 1) * SW - PW + KW > W
     TWIN: tl.constexpr = 2 if dot != "fma" and WO % 2 == 0 and SW == 1 else 1  # lays neighbouring lanes along x
     pid = tl.program_id(0)
     tiles = tl.cdiv(batch * HO * WO, BP)
@@ -68,8 +74,27 @@ def _correlate(
             acc = tl.dot(weight, pixel, acc, input_precision=dot)
     if bias is not None:
         acc += tl.load(bias + g * N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
-    out = y + g * batch * (N * HO * WO) + (b * (N * HO * WO) + r)[None, :] + (n * (HO * WO))[:, None]
+    spot = (r // WO * EVERY + UP) * WY + r % WO * EACH + LEFT
+    out = y + g * batch * (N * HY * WY) + (b * (N * HY * WY) + spot)[None, :] + (n * (HY * WY))[:, None]
     tl.store(out, acc.to(y.dtype.element_ty), mask=inside[None, :] & (n < N)[:, None])
+
+
+@triton.jit
+def _pack(
+    w: tl.tensor, packed: tl.tensor, model: tl.tensor, first: tl.tensor, out: tl.tensor, into: tl.tensor,
+    row: tl.tensor, column: tl.tensor,
+    N: tl.constexpr, TAPS: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, NP: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Write weights to packed (G, TAPS, NP), a tap's side by side and zeros after them, given the strides of w."""
+    PIECES: tl.constexpr = (TAPS * NP + BLOCK - 1) // BLOCK
+    g = (tl.program_id(0) // PIECES).to(tl.int64)
+    q = tl.program_id(0) % PIECES * BLOCK + tl.arange(0, BLOCK)
+    n = q % NP
+    k = q // NP
+    place = first + n * out + k // (KH * KW) * into + k // KW % KH * row + k % KW * column
+    inside = q < TAPS * NP
+    weight = tl.load(w + g * model + place, mask=inside & (n < N), other=0.0)
+    tl.store(packed + g * (TAPS * NP) + q, weight, mask=inside)
 
 
 @triton.jit
@@ -145,30 +170,90 @@ def _add_chunks(
     tl.store(db + g * N + n, acc.to(db.dtype.element_ty), mask=(q < COUNT) & (k == TAPS))
 
 
-def _correlated(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, dot: str) -> Tensor:
-    """Every model's correlation of x (G, B, C, H, W) with its weights (G, N, C, kh, kw)."""
+class _Taps(NamedTuple):
+    """Which weights of a model a correlation takes, and where they are: how far apart, and from which one on."""
+
+    outputs: int
+    size: Pair
+    strides: tuple[int, int, int, int]  # from an output to the next, from a channel, a row and a column to the next
+    first: int = 0
+
+
+def _correlate_into(
+    y: Tensor, x: Tensor, weight: Tensor, taps: _Taps, bias: Tensor | None, pixels: Pair, stride: Pair, padding: Pair,
+    dot: str, first: Pair = (0, 0), every: Pair = (1, 1),
+) -> None:  # fmt: skip
+    """Write so many rows and columns of pixels into y: from ``first`` on, one in ``every`` row and column."""
     G, B, C, H, W = x.shape
-    N, kh, kw = weight.shape[1], *weight.shape[3:]
-    HO, WO = (H + 2 * padding[0] - kh) // stride[0] + 1, (W + 2 * padding[1] - kw) // stride[1] + 1
-    BN, BP, BK, warps = (8, 512, 1, 2) if N <= 8 else (16, 256, 1, 2)
+    N, (kh, kw), count = taps.outputs, taps.size, B * pixels[0] * pixels[1]
+    BN, BP, BK, warps = (8, 512, 1, 2) if N <= 8 else (16, 512, 1, 2)
     if dot != "fma":
         BN, BP, BK, warps = min(max(triton.next_power_of_2(N), 16), 64), 128, 32, 4
-    NB, tiles = triton.cdiv(N, BN), triton.cdiv(B * HO * WO, BP)
-    packed = weight.new_zeros(G, C, kh, kw, NB * BN)  # a tap's weights side by side
-    packed[..., :N] = weight.permute(0, 2, 3, 4, 1)
-    x, bias, y = x.contiguous(), None if bias is None else bias.contiguous(), x.new_empty(G, B, N, HO, WO)
-    shape = (C, H, W, N, HO, WO, kh, kw, *stride, *padding)
+    elif N > 8 and kh * kw > 9 and max(padding) > 0:  # masks of many taps take registers
+        BP, warps = 128, 1
+    NB, tiles = triton.cdiv(N, BN), triton.cdiv(count, BP)
+    packed = weight.new_empty(G, C * kh * kw, NB * BN)
+    shape = (C, H, W, N, *pixels, kh, kw, *stride, *padding, *y.shape[3:], *first, *every)
+    pieces = triton.cdiv(C * kh * kw * NB * BN, 512)
     with torch.cuda.device_of(x):
+        _pack[(G * pieces,)](
+            weight, packed, weight.stride(0), taps.first, *taps.strides, N, C * kh * kw, kh, kw, NB * BN, 512, num_warps=2
+        )
         _correlate[(G * tiles * NB,)](x, packed, bias, y, B, *shape, dot, BN, BP, BK, num_warps=warps)
+
+
+def _correlated(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, dot: str) -> Tensor:
+    """Every model's correlation of x (G, B, C, H, W) with its weights (G, N, C, kh, kw)."""
+    N, size = weight.shape[1], (weight.shape[3], weight.shape[4])
+    high, wide = (
+        (whole + 2 * around - long) // step + 1
+        for whole, around, long, step in zip(x.shape[3:], padding, size, stride, strict=True)
+    )
+    _, out, into, row, column = weight.stride()
+    y, taps = x.new_empty(*x.shape[:2], N, high, wide), _Taps(N, size, (out, into, row, column))
+    bias = None if bias is None else bias.contiguous()
+    _correlate_into(y, x.contiguous(), weight, taps, bias, (high, wide), stride, padding, dot)
     return y
+
+
+def _phases(whole: int, long: int, step: int, around: int) -> Iterator[tuple[int, int, int, int, int]]:
+    """The places of an axis by their rest modulo the stride: those of a rest meet the same taps.
+
+    Of each rest that meets any: itself, how many places there are, how many taps, the last of them, and the padding of the
+    correlation with those in reversed order.
+    """
+    for rest in range(min(step, whole)):
+        tap = (rest + around) % step
+        count = -(-(long - tap) // step)
+        if count > 0:
+            last = tap + step * (count - 1)
+            yield rest, -(-(whole - rest) // step), count, last, count - 1 - (rest + around - tap) // step
+
+
+def _input_gradients(dy: Tensor, weight: Tensor, whole: Sequence[int], stride: Pair, padding: Pair, dot: str) -> Tensor:
+    """The gradients with respect to every model's inputs, of so many rows and columns; a stride's gaps cost nothing."""
+    C, (kh, kw) = weight.shape[2], weight.shape[3:]
+    _, out, into, row, column = weight.stride()
+    rows, columns = (list(_phases(*axis)) for axis in zip(whole, (kh, kw), stride, padding, strict=True))
+    all_met = len(rows) * len(columns) == min(stride[0], whole[0]) * min(stride[1], whole[1])
+    shape = (*dy.shape[:2], C, *whole)
+    dx = dy.new_empty(shape) if all_met else dy.new_zeros(shape)
+    for top, high, down, last_row, above in rows:
+        for left, wide, across, last_column, before in columns:
+            strides = (into, out, -stride[0] * row, -stride[1] * column)
+            taps = _Taps(C, (down, across), strides, last_row * row + last_column * column)
+            _correlate_into(dx, dy, weight, taps, None, (high, wide), (1, 1), (above, before), dot, (top, left), stride)
+    return dx
 
 
 def _weight_gradients(x: Tensor, dy: Tensor, size: Pair, stride: Pair, padding: Pair, dot: str) -> tuple[Tensor, Tensor]:
     """The gradients with respect to every model's weights and bias, given those with respect to its outputs."""
     (G, B, C, H, W), (N, HO, WO) = x.shape, dy.shape[2:]
     taps, pixels = C * size[0] * size[1], B * HO * WO
-    BN, BP, BK, warps = (8, 64, 8, 2) if dot == "fma" else (min(max(triton.next_power_of_2(N), 16), 64), 64, 32, 4)
-    chunks = min(max(pixels // 2048, 1), 8)
+    BN, BP, BK, warps = (8, 64, 8, 2) if N <= 8 else (16, 64, 4, 2)
+    if dot != "fma":
+        BN, BP, BK, warps = min(max(triton.next_power_of_2(N), 16), 64), 64, 64, 4
+    chunks = min(max(pixels // 2048, 1), 32 if N * taps < 1024 else 8)
     length = triton.cdiv(pixels, chunks * BP) * BP
     chunks = triton.cdiv(pixels, length)
     parts = x.new_empty(G, chunks, N, taps + 1, dtype=torch.float32)
@@ -185,30 +270,27 @@ class _Convolution(torch.autograd.Function):
     """The convolution and its gradients."""
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, dot: str) -> Tensor:
+    def forward(
+        x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, dot: str, weight_dot: str
+    ) -> Tensor:
         return _correlated(x, weight, bias, stride, padding, dot)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, weight, _, ctx.stride, ctx.padding, ctx.dot = inputs
+        x, weight, _, ctx.stride, ctx.padding, ctx.dot, ctx.weight_dot = inputs
         ctx.save_for_backward(x, weight)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        (sh, sw), (ph, pw), size = ctx.stride, ctx.padding, weight.shape[3:]
         dx = dw = db = None
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
-            dw, db = _weight_gradients(x.contiguous(), dy.contiguous(), size, ctx.stride, ctx.padding, ctx.dot)
+            size = weight.shape[3:]
+            dw, db = _weight_gradients(x.contiguous(), dy.contiguous(), size, ctx.stride, ctx.padding, ctx.weight_dot)
         if ctx.needs_input_grad[0]:
-            if ctx.stride != (1, 1):  # zeros at the places that the stride left out
-                high, wide = x.shape[3] + 2 * ph - size[0] + 1, x.shape[4] + 2 * pw - size[1] + 1
-                dy, short = dy.new_zeros(*dy.shape[:3], high, wide), dy
-                dy[..., ::sh, ::sw] = short
-            turned, around = weight.flip(3, 4).transpose(1, 2), (size[0] - 1 - ph, size[1] - 1 - pw)
-            dx = _correlated(dy, turned, None, (1, 1), around, ctx.dot)
-        return dx, dw, db if ctx.needs_input_grad[2] else None, None, None, None
+            dx = _input_gradients(dy.contiguous(), weight, x.shape[3:], ctx.stride, ctx.padding, ctx.dot)
+        return dx, dw, db if ctx.needs_input_grad[2] else None, None, None, None, None
 
     @staticmethod
     def vmap(info: Any, dims: Any, *inputs: Any) -> tuple[Tensor, int]:
@@ -225,9 +307,22 @@ class _Convolution(torch.autograd.Function):
 _apply: Any = _Convolution.apply  # it has no types
 
 
-def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, dot: str = "fma") -> Tensor:
-    """Convolve x (G, B, C, H, W) with weight (G, O, C, kh, kw), a model at a time: (G, B, O, H', W')."""
-    if dot not in DOTS:
-        raise ValueError(f"dot must be one of {', '.join(DOTS)}, not {dot!r}")
-    convolved: Tensor = _apply(x, weight, bias, tuple(stride), tuple(padding), dot)
+def conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Pair,
+    padding: Pair,
+    dot: str = "fma",
+    weight_dot: str | None = None,
+) -> Tensor:
+    """Convolve x (G, B, C, H, W) with weight (G, O, C, kh, kw), a model at a time: (G, B, O, H', W').
+
+    ``weight_dot`` says how the gradients by weights are summed up; as everything else by default.
+    """
+    weight_dot = dot if weight_dot is None else weight_dot
+    for given in (dot, weight_dot):
+        if given not in DOTS:
+            raise ValueError(f"dot must be one of {', '.join(DOTS)}, not {given!r}")
+    convolved: Tensor = _apply(x, weight, bias, tuple(stride), tuple(padding), dot, weight_dot)
     return convolved

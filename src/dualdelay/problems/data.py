@@ -228,12 +228,13 @@ class Shard:
         if self.runs_user_code:
             self.batch(torch.tensor([0]))
 
-    def pieces(self, size: int | None = None) -> Iterator[tuple[int, Any]]:
+    def pieces(self, size: int | None = None, together: int = 1) -> Iterator[tuple[int, Any]]:
         """All samples in order, in batches of at most ``size``, each with the number of samples in it.
 
-        By default 1,024, or on a GPU 16,384, where a batch costs about the same whatever its size.
+        By default 1,024, or on a GPU 16,384, where a batch costs about the same whatever its size; for so many models
+        ``together`` as many less.
         """
-        size = size or (1024 if self._device in (None, _CPU) else 16_384)
+        size = size or max(1, (1024 if self._device in (None, _CPU) else 16_384) // together)
         for start in range(0, self.size, size):
             count = min(size, self.size - start)
             if self.runs_user_code or self.rows is not None:
@@ -427,24 +428,33 @@ class TestData:
 
         With a ``share`` below 1 so large a part of the samples is looked at, 256 at least, the same each time.
         """
+
+        def alone(inputs: Any) -> Any:
+            outputs = model(inputs)
+            return outputs[None] if isinstance(outputs, Tensor) else outputs
+
+        return self.accuracies(alone, 1, share)[0]
+
+    def accuracies(self, models: Callable[[Any], Any], count: int, share: float = 1.0) -> list[float]:
+        """The same of so many models at once, which give outputs (count, samples, ...)."""
         if self._shard is None and self._function is not None:
             built = Shard(_call(self._function), "test()")
             self._shard = built if self.device is None else built.on(self.device)
         if self._shard is None:
-            return math.nan
+            return [math.nan] * count
         shard = self._shard.chosen(max(256, round(share * self.size)) if share < 1 else None, -1)
         correct = []
-        for _, batch in shard.pieces():
+        for _, batch in shard.pieces(together=count):
             if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-                return math.nan
+                return [math.nan] * count
             inputs, targets = batch if self.device is None else on_device(batch, torch.device(self.device))
             with torch.no_grad():
-                outputs = model(inputs)
+                outputs = models(inputs)
             classes = isinstance(targets, Tensor) and not targets.is_floating_point()
-            if not classes or not isinstance(outputs, Tensor) or outputs.ndim != targets.ndim + 1:
-                return math.nan
-            correct.append((outputs.argmax(1) == targets).sum())
-        return int(torch.stack(correct).sum()) / shard.size
+            if not classes or not isinstance(outputs, Tensor) or outputs.ndim != targets.ndim + 2:
+                return [math.nan] * count
+            correct.append((outputs.argmax(2) == targets).flatten(1).sum(1))
+        return [number / shard.size for number in torch.stack(correct).sum(0).tolist()]
 
     def require_pairs(self) -> None:
         """Refuse data that are given and of which no accuracy can be measured."""

@@ -23,7 +23,7 @@ from .generators import seeded
 from .inspection import count_operations, is_samplewise, refuse_impure, refuse_sums
 from .minibatches import Batches, Minibatches
 from .splits import Dealt
-from .stacked import Stacked
+from .stacked import Stacked, StackedModule
 
 Loss = Callable[[Any, Any], Tensor]
 Step = Callable[[Any, Any], Tensor]
@@ -421,11 +421,51 @@ class Network(Problem):
         parts = self._measured_by(range(self.workers), x, samples)
         return self.combine(x, parts), parts
 
+    def assess_all(
+        self, x: Tensor, samples: Samples = None
+    ) -> list[tuple[dict[str, float], Mapping[int, Mapping[str, Any]]]]:
+        if not self._assesses_all():
+            return super().assess_all(x, samples)
+        gradient = self.full_gradient and samples is None
+        shards = [shard.chosen(samples, worker) for worker, shard in enumerate(self.shards())]
+        with self.net.evaluating(x[0]):  # which has the mode; the weights are those of each run
+            module = StackedModule(self.net, x)
+            losses, gradients = module.mean_losses(self.loss, shards, self.scales, gradient)
+            share = sum(shard.size for shard in shards) / sum(shard.size for shard in self.shards())
+            accuracies = iter(self._test_data.accuracies(module, len(x), share))
+        assessed: list[tuple[dict[str, float], Mapping[int, Mapping[str, Any]]]] = []
+        for k, row in enumerate(losses):
+            parts: dict[int, dict[str, Any]] = {
+                worker: {"loss": loss, "samples": shard.size, "size": self._shard(worker).size, "gradient": None}
+                for worker, (loss, shard) in enumerate(zip(row, shards, strict=True))
+            }
+            if gradients is not None:
+                parts[0]["gradient"] = gradients[k]
+            assessed.append((self._combined(parts, lambda _: next(accuracies)), parts))
+        return assessed
+
+    def _assesses_all(self) -> bool:
+        """Whether models can be evaluated at once: layers and data are plain, and nothing of it is a user's own."""
+        kind = type(self)
+        own = (kind.evaluate, kind.combine, kind._measured) != (Network.evaluate, Network.combine, Network._measured)
+        if own or self._metrics or self._has_held_out or self._evaluation_size is not None or self._stochastic:
+            return False
+        shards = self.shards()
+        alike = len({shard.kind for shard in shards}) == 1 and shards[0].kind is not None
+        return self._samplewise and alike and self._batches_are_pairs(shards) and not self._test_data.runs_user_code
+
+    @staticmethod
+    def _batches_are_pairs(shards: Sequence[Shard]) -> bool:
+        return all(shard.pair is not None and not shard.runs_user_code for shard in shards)
+
     def evaluate(self, x: Tensor) -> dict[str, float]:
         return self.combine(x, self._measured_by(range(self.workers), x, None))
 
     def combine(self, x: Tensor, parts: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
         """The metrics, with F over the workers that answered; accuracy on test data is measured here."""
+        return self._combined(parts, lambda share: self._accuracy(x, share))
+
+    def _combined(self, parts: Mapping[int, Mapping[str, Any]], accuracy: Callable[[float], float]) -> dict[str, float]:
         workers = sorted(parts)  # so that their order of answering is of no matter
         measured = [parts[worker] for worker in workers]
         sizes = [part.get("size", part["samples"]) for part in measured]
@@ -435,7 +475,7 @@ class Network(Problem):
         scales = [factor * scale for scale in scales]
         share = sum(part["samples"] for part in measured) / (sum(sizes) or math.nan)
         numbers = objectives([part["loss"] for part in measured], sizes, scales)
-        numbers |= {"accuracy": self._accuracy(x, share), "gradient_norm": math.nan}
+        numbers |= {"accuracy": accuracy(share), "gradient_norm": math.nan}
         gradients = [part["gradient"] for part in measured if part["gradient"] is not None]
         if gradients:
             numbers["gradient_norm"] = factor * float(torch.stack(gradients).sum(0).norm()) / len(workers)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from ..core.draws import integers_at
 from .flat_module import own_kernels
 
 _MOST = 512  # gradients in one call: with more, nothing is gained on an H200
+_FEW = 2048  # samples that several models are evaluated on at once on a processor, theirs counted together
 _SPARE = 0.4  # the share of a GPU's free memory that one call may take
 
 
@@ -68,14 +71,21 @@ class _Samples:
 
     def minibatches(self, located: Tensor, batch: int) -> tuple[Tensor, Tensor]:
         """The minibatches (size, batch, ...) of jobs."""
-        if self._hashed:
-            _, bound, base, worker, draw = located
-            rows = integers_at(base, bound, batch, worker, draw)
-        else:
-            rows = located[1:].T
-        picked = self._order[located[0, :, None] + rows]
+        picked = self._drawn(located, batch) if self._hashed else self._order[located[0, :, None] + located[1:].T]
         inputs, targets = (part.index_select(0, picked.reshape(-1)) for part in (self._inputs, self._targets))
         return inputs.view(*picked.shape, *inputs.shape[1:]), targets.view(*picked.shape, *targets.shape[1:])
+
+    def _drawn(self, located: Tensor, batch: int) -> Tensor:
+        """The rows (size, batch) of jobs whose samples are drawn with replacement."""
+        if located.is_cuda:
+            try:
+                from ..kernels.sampling import drawn
+            except ImportError:  # it needs Triton
+                pass
+            else:
+                return drawn(located, self._order, batch)
+        begin, bound, base, worker, draw = located
+        return self._order[begin[:, None] + integers_at(base, bound, batch, worker, draw)]
 
 
 class Stacked:
@@ -133,11 +143,11 @@ class Stacked:
             side = cuda.Stream(self._device)
             side.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(side):  # libraries set themselves up outside of a graph
-                for _ in range(2):
-                    self._compute(*static)
+                self._compute(*static)
             torch.cuda.current_stream(self._device).wait_stream(side)
+            torch.cuda.empty_cache()  # what that took is of no use to graphs, which have memory of their own
             graph: Any = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._memory):
+            with _nothing_let_go(), torch.cuda.graph(graph, pool=self._memory):
                 out = self._compute(*static)
             self._memory = self._memory or graph.pool()
             self._graphs[size] = (graph, *static, out)
@@ -145,6 +155,8 @@ class Stacked:
 
     def _most_in_memory(self, trial: int = 4) -> int:
         """How many gradients at once the free memory allows, by a trial of a few."""
+        gc.collect()  # graphs of earlier sweeps hold memory until they are found to be garbage
+        torch.cuda.empty_cache()
         static = self._static(trial)
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
@@ -152,6 +164,78 @@ class Stacked:
         needed = max(1, (torch.cuda.max_memory_allocated(self._device) - before) // trial)
         free, _ = torch.cuda.mem_get_info(self._device)
         return max(1, int(_SPARE * free) // needed)
+
+
+class StackedModule:
+    """A module with the weights (r, d) of several runs at once, in the mode that it has."""
+
+    def __init__(self, net: Any, x: Tensor) -> None:
+        self._net, self._x = net, x
+        self._parts = {name: part.detach() for name, part in net.named(x).items()}
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """The outputs (r, n, ...) of every run's module for the same n samples."""
+        outputs: Tensor = vmap(self._of_one, in_dims=(0, None))(self._parts, inputs)
+        return outputs
+
+    def _of_one(self, parts: dict[str, Tensor], inputs: Tensor) -> Any:
+        return functional_call(self._net.module, parts, (inputs,))
+
+    def mean_losses(
+        self, loss: Any, shards: Sequence[Any], scales: Sequence[float], gradient: bool
+    ) -> tuple[list[list[float]], Tensor | None]:
+        """Each run's mean losses over the samples of each worker, and the gradients (r, d) of their scaled sums."""
+        runs, device = len(self._x), self._x.device
+        losses = torch.zeros(len(shards), runs, dtype=torch.float64, device=device)
+        total = torch.zeros_like(self._x, dtype=torch.float64) if gradient else None
+        if gradient:
+            self._parts = {name: part.requires_grad_() for name, part in self._parts.items()}
+        for workers, counts, inputs, targets in _batches(shards, runs):
+            shares = torch.tensor([n / shards[w].size for w, n in zip(workers, counts, strict=True)], dtype=torch.float64)
+            factors = torch.tensor([scales[w] for w in workers], dtype=torch.float64)
+            with torch.set_grad_enabled(gradient):
+                pairs = zip(torch.split(self(inputs), counts, 1), torch.split(targets, counts), strict=True)
+                several = [vmap(loss, in_dims=(0, None))(*pair).reshape(runs) for pair in pairs]
+                found = torch.stack(several)  # (workers, r)
+            shares = shares.to(device)[:, None]
+            losses.index_add_(0, torch.tensor(workers, device=device), shares * found.detach())
+            if total is not None:
+                weighted = (found * (shares * factors.to(device)[:, None]).to(found.dtype)).sum()
+                parts = torch.autograd.grad(weighted, list(self._parts.values()), materialize_grads=True)
+                total += torch.cat([part.reshape(runs, -1) for part in parts], 1)
+        return losses.T.tolist(), total
+
+
+def _batches(shards: Sequence[Any], runs: int) -> Iterator[tuple[list[int], list[int], Tensor, Tensor]]:
+    """All workers' samples in order in batches for so many models: whose they are, how many of each, and the pairs."""
+    workers: list[int] = []
+    parts: list[tuple[int, Tensor, Tensor]] = []
+    most = max(1, (16_384 if shards[0].pair[0].is_cuda else _FEW) // runs)
+    for worker, shard in enumerate(shards):
+        for count, (inputs, targets) in shard.pieces(most):
+            if parts and sum(n for n, _, _ in parts) + count > most:
+                yield workers, *_joined(parts)
+                workers, parts = [], []
+            workers.append(worker)
+            parts.append((count, inputs, targets))
+    yield workers, *_joined(parts)
+
+
+def _joined(parts: Sequence[tuple[int, Tensor, Tensor]]) -> tuple[list[int], Tensor, Tensor]:
+    counts, inputs, targets = zip(*parts, strict=True)
+    return list(counts), torch.cat(inputs), torch.cat(targets)
+
+
+@contextmanager
+def _nothing_let_go() -> Iterator[None]:
+    """While this lasts no garbage is collected: an old graph that is let go would spoil the capture of a new one."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _graph_size(count: int) -> int:

@@ -21,7 +21,8 @@ class Adam(torch.optim.Optimizer):
     of how many it is a mean of. Over the root of the arriving gradients' squares a step has the size that it has in Adam
     with one worker, whatever n, the delays and the method's memory are. Where workers keep their gradients and send
     differences, it is the second moment of these: about twice the noise, without the mean. Where nothing is told to
-    ``observe``, such as in a trial, the direction's own square is taken, which is torch's Adam.
+    ``observe``, such as in a trial, the direction's own square is taken, which is torch's Adam. Parameters of runs that
+    advance together have a row for each run, and a group's lr may be a column.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Adam(torch.optim.Optimizer):
             for parameter in group["params"]:
                 direction = parameter.grad
                 if decay and self._decoupled:
-                    parameter.mul_(1 - lr * decay)
+                    parameter.mul_(_like(parameter, 1 - lr * decay))
                 elif decay:
                     direction = direction.add(parameter, alpha=decay)
                 if not self._told:
@@ -81,7 +82,16 @@ class Adam(torch.optim.Optimizer):
                 if group["amsgrad"]:
                     square = state["max_exp_avg_sq"] = torch.maximum(state.get("max_exp_avg_sq", square), square)
                 root = (square / (1 - square_beta**arrivals)).sqrt_().add_(group["eps"])
-                parameter.addcdiv_(state["exp_avg"], root, value=-lr / (1 - beta**updates))
+                size = _like(parameter, -lr / (1 - beta**updates))
+                if isinstance(size, Tensor):
+                    parameter.addcmul_(state["exp_avg"] / root, size)
+                else:
+                    parameter.addcdiv_(state["exp_avg"], root, value=size)
+
+
+def _like(parameter: Tensor, number: float | Tensor) -> float | Tensor:
+    """A number, or a column of them for several runs, in the parameter's type."""
+    return number.to(parameter.dtype) if isinstance(number, Tensor) else number
 
 
 class AdamW(Adam):

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
+from ..batching.replicas import Apart
 from ..core import Algorithm, Problem
 from ..core.errors import BadInput
 from ..core.torch_optimizers import torch_class
@@ -168,7 +169,7 @@ class Optimizer:
         lr: float,
         layout: Layout | None = None,
     ) -> None:
-        self._lr = lr
+        self.lr = self._lr = lr
         self._make, described = _read("optimizer", "SGD" if optimizer is None else optimizer, lr)
         self._make_schedule, scheduled = _read("schedule", schedule, lr)
         self._described = {"optimizer": described, "schedule": scheduled}
@@ -245,12 +246,21 @@ class Optimizer:
             name, why = self._described[what], str(error) or type(error).__name__
             raise BadInput(f"{what} {name} cannot {verb}: {why}. Change its settings, or use another.") from error
 
-    def step(self, weights: Tensor, gradient: Tensor, lr: float) -> Tensor:
-        """Move the weights in place by the optimiser's step for this gradient; ``lr`` is the rate that it has at first."""
+    def step(self, weights: Tensor, gradient: Tensor, lr: float | Tensor) -> Tensor:
+        """Move the weights in place by the optimiser's step for this gradient; ``lr`` is the rate that it has at first.
+
+        Of weights with a row for each run it may be a column, if ``steps_by_rows``.
+        """
         self._require_bound(weights)
         moved = self._move(weights, gradient, lr)
         self._advance()
         return moved
+
+    @property
+    def steps_by_rows(self) -> bool:
+        """Whether weights with a row for each run move as each run's would by itself, each with a rate of its own."""
+        plain = isinstance(self._torch, adam.Adam) or type(self._torch) is torch.optim.SGD
+        return plain and not self.own and self._schedule is None
 
     def observe(self, weights: Tensor, message: Tensor) -> None:
         """A worker's message has arrived, a gradient nearly always; Adam's second moment is that of these."""
@@ -265,15 +275,20 @@ class Optimizer:
                 self._attempt("optimizer", "go on from what was saved", self._restore)
                 self._saved = {}
 
-    def _move(self, weights: Tensor, gradient: Tensor, lr: float) -> Tensor:
-        groups, times = self._torch.param_groups, lr / self._lr
+    def _move(self, weights: Tensor, gradient: Tensor, lr: float | Tensor) -> Tensor:
+        groups = self._torch.param_groups
         rates = [group["lr"] for group in groups]
-        if times != 1.0:
+        if isinstance(lr, Tensor):
+            groups[0]["lr"] = lr
+        elif (times := lr / self._lr) != 1.0:
             for group, rate in zip(groups, rates, strict=True):
                 group["lr"] = rate * times
         for part, (_, first, shape) in zip(self._parts, self._places, strict=True):
             part.data, part.grad = _part(weights, first, shape), _part(gradient, first, shape)
-        self._torch.step()
+        if isinstance(lr, Tensor) and isinstance(self._torch, torch.optim.SGD):
+            _step_by_rows(self._torch)
+        else:
+            self._torch.step()
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate
         for part, (_, first, shape) in zip(self._parts, self._places, strict=True):
@@ -323,6 +338,112 @@ class Optimizer:
     def describe(self) -> dict[str, Description]:
         """What it was made from, for a run's configuration: texts, or the names of functions."""
         return dict(self._described)
+
+
+@torch.no_grad()
+def _step_by_rows(sgd: torch.optim.SGD) -> None:
+    """The step of torch's SGD with a column of rates, which torch does not take."""
+    for group in sgd.param_groups:
+        for parameter in group["params"]:
+            direction, momentum = -parameter.grad if group["maximize"] else parameter.grad, group["momentum"]
+            if group["weight_decay"]:
+                direction = direction.add(parameter, alpha=group["weight_decay"])
+            if momentum:
+                state = sgd.state[parameter]
+                if state.get("momentum_buffer") is None:
+                    state["momentum_buffer"] = direction.clone()
+                else:
+                    state["momentum_buffer"].mul_(momentum).add_(direction, alpha=1 - group["dampening"])
+                kept = state["momentum_buffer"]
+                direction = direction.add(kept, alpha=momentum) if group["nesterov"] else kept
+            parameter.addcmul_(direction, -group["lr"].to(parameter.dtype))
+
+
+class Optimizers:
+    """The optimisers of runs that advance together, for a ``State.optimizer`` whose weights have a row for each run.
+
+    Adam and torch's SGD step all rows at once, each with a rate of its own; any other optimiser, a user's own, and one with
+    a schedule steps the rows one after the other, each run's its own.
+    """
+
+    def __init__(self, runs: Sequence[Optimizer]) -> None:
+        self._runs = runs
+        self._joint = copy.copy(runs[0]) if runs[0].steps_by_rows else None
+        self._rates: tuple[object, list[float]] = (None, [run.lr for run in runs])  # a column, and its numbers
+
+    @property
+    def own(self) -> bool:
+        """Whether a user's function has made some of it, which may fail where torch's does not."""
+        return self._runs[0].own
+
+    def observe(self, weights: Tensor, message: Tensor) -> None:
+        """A worker's messages to all runs have arrived."""
+        if self._joint is not None:
+            self._joint.observe(weights, message)
+        elif message.shape == weights.shape:
+            for run, x, part in zip(self._runs, weights, message, strict=True):
+                run.observe(x, part)
+
+    def step(self, weights: Tensor, gradient: Tensor, lr: float | Tensor) -> Tensor:
+        """Move all rows in place; ``lr`` is the rate that they have at first, or a column of them."""
+        if self._joint is not None:
+            return self._joint.step(weights, gradient, lr)
+        if lr is not self._rates[0]:  # a method that changes its step makes new ones, which are fetched from the device
+            rates = lr.flatten().tolist() if isinstance(lr, Tensor) else [lr] * len(self._runs)
+            self._rates = (lr, rates)
+        for run, x, part, rate in zip(self._runs, weights, gradient, self._rates[1], strict=True):
+            run.step(x, part, rate)
+        return weights
+
+    def save(self) -> dict[str, Any]:
+        """What each run's saves."""
+        return {"runs": [self.save_of(k) for k in range(len(self._runs))]}
+
+    def save_of(self, k: int) -> dict[str, Any]:
+        """What run k's optimiser would save, were the run by itself."""
+        if self._joint is None:
+            return self._runs[k].save()
+        saved: dict[str, Any] = _of_row(self._joint.save(), k)
+        for group in saved["optimizer"]["param_groups"] if saved else ():
+            group["lr"] = self._runs[k].lr
+        return saved
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Go on from what each run's has saved."""
+        if self._joint is None:
+            for run, part in zip(self._runs, saved["runs"], strict=True):
+                run.load(part)
+        else:
+            self._joint.load(_in_rows(saved["runs"]))
+
+    def of(self, k: int) -> Optimizer:
+        """Run k's optimiser, as it is now."""
+        own = copy.copy(self._runs[k])
+        own.load(self.save_of(k))
+        return own
+
+
+def _of_row(saved: Any, k: int) -> Any:
+    """What belongs to run k, of plain values whose tensors have a row for each run or belong to all of them."""
+    if isinstance(saved, Tensor):
+        return saved[k].clone() if saved.ndim == 2 else saved.clone()
+    if isinstance(saved, (list, tuple)):
+        return type(saved)(_of_row(part, k) for part in saved)
+    return {name: _of_row(part, k) for name, part in saved.items()} if isinstance(saved, dict) else saved
+
+
+def _in_rows(saved: Sequence[Any]) -> Any:
+    """The inverse, from what all runs saved at the same moment; they differ in tensors and rates alone."""
+    first = saved[0]
+    if isinstance(first, Tensor):
+        if first.ndim == 1:
+            return torch.stack(list(saved))
+        if any(not torch.equal(first, other) for other in saved):
+            raise Apart("the runs' optimisers have made different numbers of steps")
+        return first
+    if isinstance(first, (list, tuple)):
+        return type(first)(_in_rows(parts) for parts in zip(*saved, strict=True))
+    return {name: _in_rows([part[name] for part in saved]) for name in first} if isinstance(first, dict) else first
 
 
 def _part(flat: Tensor, first: int, shape: Sequence[int]) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..batching.replicas import Replicas
 from ..core import Arrival
 from ..core.devices import use_threads, using_threads
 from ..core.errors import BadInput, RunFailed
@@ -36,6 +37,10 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, saved: str, way_on: str = "") -> None:
         self.saved = saved
         super().__init__(f"{saved}; {way_on}" if way_on else saved)
+
+
+class WatchFailed(Exception):
+    """A function that watches runs side by side has raised its cause."""
 
 
 @dataclass
@@ -108,9 +113,8 @@ class Runner:
         """Let the next event happen, show it to the functions that watch, and save if it is time."""
         loop, before = self.loop, self.loop.state.version
         arrival = loop.advance()
-        if arrival is not None:
-            for function in self._watch:
-                function(loop.state, arrival)
+        if arrival is not None and self._watch:
+            self._show(arrival)
         self._report(arrival)
         if torch.get_num_threads() != self._spec.server_threads:  # a user's function has changed it
             use_threads(self._spec.server_threads)
@@ -120,6 +124,21 @@ class Runner:
             self.save()
         elif passed(every, before, loop.state.version):
             self.save()
+
+    def _show(self, arrival: Arrival) -> None:
+        """Call the functions that watch, for each run that is going with its own state and arrival."""
+        together = isinstance(self.loop, Replicas)
+        if together:
+            self.loop.drop_diverged()
+        for k in sorted(self.loop.going):
+            seen = self.loop.seen_of(k, arrival)
+            for function in self._watch:
+                try:
+                    function(*seen)
+                except Exception as error:
+                    if together:  # otherwise the runs would be taken for such as cannot be computed together
+                        raise WatchFailed from error
+                    raise
 
     def _report(self, arrival: Arrival | None) -> None:
         if self._monitor is not None:
@@ -153,6 +172,7 @@ class Runner:
     def _end(self, why: str) -> None:
         self.save()
         self.loop.drop_diverged()
+        self.loop.assess_ahead()
         for k in sorted(self.loop.going):
             self._finish(k, why)
 

@@ -35,8 +35,9 @@ from ..storage.files import Damaged, save_table
 from ..storage.folder import Folder, is_empty
 from .grouping import fitting, grouped
 from .names import describe, label, settings, stem
+from .optimizer import Optimizer, Optimizers
 from .record import record_of, require_same
-from .runner import Member, Runner, require_possible, run_together
+from .runner import Member, Runner, WatchFailed, require_possible, run_together
 from .seeds import ProblemOf, seeded_problem, seeded_speeds, unvaried
 from .settings import (
     DEFAULT_COMPUTE,
@@ -224,8 +225,9 @@ def sweep(
     The others are those of ``simulate``. A seed names every random choice of a run; what cannot follow it stays the same,
     and a warning and the table's ``notes`` say so. On a GPU, or with ``dd.Compute(batch=True)``, runs that share a schedule
     advance together and the gradients of all are taken in as few calls as possible; their results are those of single runs
-    to rounding, in exactly the same order of arrivals. Elsewhere they are computed one after the other. A run that fails is
-    left out of the table and stands in its ``failed``.
+    to rounding, in exactly the same order of arrivals. Elsewhere, and with loggers, they are computed one after the other.
+    Functions that watch are called for each run with a state of its own, always the same object. A run that fails is left
+    out of the table and stands in its ``failed``.
 
     Example:
         >>> table = dd.sweep({"algorithm": [dd.DuDe(lr=0.05)], "lr": [0.01, 0.05], "seed": [0, 1]},
@@ -530,12 +532,12 @@ def run_points(
 
     tell(0.0, "")
     runs: dict[int, Run] = {}
-    by_itself = reporting.watch or reporting.log or options.server.optimizer or options.server.schedule
-    if batches(options.compute.device or "cpu", options.compute.batch) and not by_itself:
+    if batches(options.compute.device or "cpu", options.compute.batch) and not reporting.log:
         with ExitStack() as stack:  # problems that a run of another thread computes in have twins here
             problems = {id(point.problem): point.problem for point in points}
             own = {key: stack.enter_context(for_this_thread(problem)) for key, problem in problems.items()}
-            runs = _side_by_side([replace(point, problem=own[id(point.problem)]) for point in points], options, tell)
+            at_once = [replace(point, problem=own[id(point.problem)]) for point in points]
+            runs = _side_by_side(at_once, options, reporting.watch, tell)
     failed: dict[int, str] = {}
     for k, point in enumerate(points):
         if k not in runs:
@@ -574,14 +576,19 @@ def _require_sound(points: Sequence[Point], options: Options) -> None:
         stop(Table({name: np.zeros(1) for name in (*NAMES, *(metrics or ()))}))
 
 
-def _side_by_side(points: Sequence[Point], options: Options, tell: Report) -> dict[int, Run]:
+def _side_by_side(points: Sequence[Point], options: Options, watch: Sequence[Watch], tell: Report) -> dict[int, Run]:
     """The runs that could be computed together."""
     placed: dict[tuple[int, bool], Problem] = {}  # on its device once, however many runs it has
     members: dict[int, Member] = {}
     for k, point in enumerate(points):
         kind = (id(point.problem), point.algorithm.exact)
         problem = placed.get(kind, point.problem)
-        spec = _of_point(options, point).spec(point.algorithm, problem, point.fleet, point.seed)
+        try:
+            spec = _of_point(options, point).spec(point.algorithm, problem, point.fleet, point.seed)
+        except BadInput:
+            if k == 0 or not (options.server.optimizer or options.server.schedule):
+                raise
+            continue  # a method that takes no optimiser is refused by itself, and others are done
         placed[kind] = spec.problem
         members[k] = Member(spec)
     fingerprints: dict[int, str] = {}  # by problem, since they take long for much data
@@ -604,7 +611,7 @@ def _side_by_side(points: Sequence[Point], options: Options, tell: Report) -> di
             text = f"{count} runs side by side" + (f", in {len(parts)} parts" if len(parts) > 1 else "")
             tell((len(runs) + share * count) / len(points), text)
 
-        _compute([[members[k] for k in group] for group in part], report)
+        _compute([[members[k] for k in group] for group in part], watch, report)
         for k in itertools.chain(*part):
             if (run := members.pop(k).run) is not None:
                 runs[k] = run
@@ -619,7 +626,7 @@ def _has_ended(member: Member) -> bool:
         return False
 
 
-def _compute(groups: Sequence[Sequence[Member]], tell: Callable[[float], None]) -> None:
+def _compute(groups: Sequence[Sequence[Member]], watch: Sequence[Watch], tell: Callable[[float], None]) -> None:
     """Bring groups to their ends side by side."""
     spec = groups[0][0].spec
     problems: dict[Hashable, list[Problem]] = {}
@@ -642,10 +649,13 @@ def _compute(groups: Sequence[Sequence[Member]], tell: Callable[[float], None]) 
             for group in groups:
                 kind = _kind(group[0].spec)
                 which = [next(i for i, p in enumerate(problems[kind]) if p is member.spec.problem) for member in group]
-                runners.append(_group(group, batchers[kind], which))
+                runners.append(_group(group, batchers[kind], which, watch))
             run_together(runners, _begin, list(batchers.values()), report)
         except (BadInput, NotSaved):
             raise
+        except WatchFailed as error:
+            assert error.__cause__ is not None
+            raise error.__cause__ from None
         except Exception as error:  # whoever is to blame says so when the runs are computed one by one
             warnings.warn(f"the runs could not be computed side by side ({error}): now one after the other.", stacklevel=5)
 
@@ -655,7 +665,7 @@ def _kind(spec: RunSpec) -> Hashable:
     return spec.problem.batch_key, len(spec.x), spec.x.dtype
 
 
-def _group(members: Sequence[Member], batcher: Batcher, which: Sequence[int]) -> Runner:
+def _group(members: Sequence[Member], batcher: Batcher, which: Sequence[int], watch: Sequence[Watch]) -> Runner:
     """Runs that share a schedule."""
     spec, algorithms = members[0].spec, [member.spec.algorithm for member in members]
     assert isinstance(spec.fleet, SimulatedFleet)
@@ -672,9 +682,15 @@ def _group(members: Sequence[Member], batcher: Batcher, which: Sequence[int]) ->
         schedule=spec.schedule,
         metrics=spec.evaluation.metrics,
         keep_best=spec.evaluation.keeps,
+        optimizer=Optimizers(optimizers) if (optimizers := _optimizers(members)) else None,
         table_format=spec.compute.gradient_table,
     )
-    return Runner(loop, members)
+    return Runner(loop, members, Reporting(watch=watch, progress=False))
+
+
+def _optimizers(members: Sequence[Member]) -> list[Optimizer]:
+    """Those of the runs, if they have any."""
+    return [member.spec.optimizer for member in members if member.spec.optimizer is not None]
 
 
 def _begin(runner: Runner) -> None:
