@@ -6,8 +6,8 @@
     python benchmarks/shards.py large --weights 1e9   # 1 G weights through an object store of 2 GB, vanilla, one worker
 
 Gradients are constant, so that only the server and the transport count. Updates are timed between a first and a last one.
-Memory is what a process has grown by since its first slice or model was there: a Python with torch and Ray takes about 300 MB
-by itself. The head's time is that of its thread, per arrival.
+Memory is what a process has grown by since its first slice or model was there: a Python with torch and Ray takes about
+300 MB by itself. The head's time is that of its thread, per arrival.
 """
 
 from __future__ import annotations
@@ -85,10 +85,12 @@ class Peaks:
                 self.most[name] = max(self.most.get(name, 0), now - self.first[name])
 
     def __enter__(self) -> Peaks:
+        """Begin to look."""
         self.thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Look no more."""
         self.over.set()
         self.thread.join()
 
