@@ -173,3 +173,38 @@ class Fragile(dd.Algorithm[dd.State]):
             raise ArithmeticError("the weights are tired")
         s.descend(a.value, self.lr)
         return [dd.send(a.worker)]
+
+
+class Ranked:
+    """A step of a worker with several ranks: each process leaves a file named after worker, rank and process.
+
+    Once each, the ranks in ``raises`` raise.
+    """
+
+    folder: Path
+    raises: tuple[tuple[int, int], ...] = ()  # worker and rank
+
+    def __call__(self, model: torch.nn.Module, batch: Any) -> Tensor:
+        inputs, targets = batch
+        if torch.distributed.is_initialized():
+            worker, rank = int(inputs.mean() > 5), torch.distributed.get_rank()
+            (self.folder / f"rank-{worker}-{rank}-{os.getpid()}").touch()
+            once = self.folder / f"raised-{worker}-{rank}"
+            if (worker, rank) in self.raises and not once.exists():
+                once.touch()
+                raise ValueError(f"rank {rank} has a bad sample")
+            time.sleep(0.01)
+        return torch.nn.functional.cross_entropy(model(inputs), targets)
+
+
+class Collective(dd.Network):
+    """A network each of whose gradients is the mean over the ranks, which all compute the same one."""
+
+    collective = True
+
+    def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
+        gradient, loss = super().gradient(x, worker, draw)
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(gradient)
+            gradient /= torch.distributed.get_world_size()
+        return gradient, loss

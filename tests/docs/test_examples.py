@@ -32,3 +32,12 @@ def test_own_logger(run):
     assert [row["step"] for row in rows] == sorted(row["step"] for row in rows)
     assert {"loss", "tau_max", "worker/9/rate"} <= set(rows[-1])
     assert sum({"objective", "accuracy"} <= set(row) for row in rows) > 10
+
+
+@pytest.mark.real
+@pytest.mark.usefixtures("ray_here")
+def test_several_ranks(run):
+    out = run("several_ranks.py")
+    rows = re.findall(r"(\w+): 30 updates, objective (\d\.\d\d\d), (\S+) from alone\n", out)
+    assert [name for name, _, _ in rows] == ["Digits", "WithDDP", "WithFSDP"], out
+    assert len({objective for _, objective, _ in rows}) == 1 and all(float(apart) < 1e-4 for _, _, apart in rows)

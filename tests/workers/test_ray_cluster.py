@@ -89,3 +89,14 @@ def test_a_worker_joins_when_its_machine_appears_and_comes_back_elsewhere_when_t
     assert [fleet.control.places[worker][0] for worker in range(2)] == nodes and fleet.control.places[0] != places[0]
     assert run.audit is not None and run.audit <= audit(run)
     check_replay(run, tmp_path / "run", problem)
+
+
+def test_the_ranks_of_a_worker_may_be_on_several_machines(cluster, tmp_path):
+    """Each machine has room for one of them."""
+    for _ in range(2):
+        cluster.add_node(**NODE, num_cpus=1)
+    problem = dd.problems.Logistic(workers=1, batch_size=7)
+    fleet = dd.RayFleet(address=cluster.address, ranks=2)
+    run = dd.train(dd.DuDe(lr=0.1), problem, fleet, updates=20, folder=tmp_path / "run")
+    assert run.version == 20 and kinds(run) == []
+    check_replay(run, tmp_path / "run", problem)

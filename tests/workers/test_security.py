@@ -86,14 +86,15 @@ def test_a_program_connected_elsewhere_says_so(ray_here):
 
 
 def test_nothing_of_a_ray_started_here_listens_beyond_loopback(ray_here):
-    """Also while a run's worker is up."""
+    """Also while a run's worker is up, whose two ranks have found one another."""
     found = []
 
     def look(state, a):
         if not found:
             found.extend(listening(family()))
 
-    dd.train(dd.VanillaASGD(lr=0.1), dd.Quadratic([[0.0]]), dd.RayFleet(), updates=20, watch=[look])
+    fleet = dd.RayFleet(ranks=2, cpus=0.5)
+    dd.train(dd.VanillaASGD(lr=0.1), dd.problems.Logistic(workers=1), fleet, updates=20, watch=[look])
     assert len(found) >= 5
     assert [entry for entry in found if not entry[1].is_loopback] == []
 

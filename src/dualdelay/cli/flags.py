@@ -135,7 +135,7 @@ class Train:
     common: tyro.conf.OmitArgPrefixes[Common]
     fleet: str = "simulated"
     """Who computes: 'simulated' workers on a virtual clock in this process, or 'ray' for real ones, a process each, such as
-    'ray[cpus=0.5,threads=2,gone=freeze,minimum=2]'. See: dualdelay list ray"""
+    'ray[cpus=0.5,threads=2,gone=freeze,minimum=2]'; with 'ray[ranks=2]' each has two processes. See: dualdelay list ray"""
     seed: Seed = 0
     config: Config = None
 

@@ -33,6 +33,9 @@ class Problem(ABC):
     """What each worker's data have in the column that they were split by; None if they were split otherwise."""
     accuracy_at_workers: bool = False
     """Whether accuracy is one of them: measured by each worker, not on data that the server has."""
+    collective: bool = False
+    """Whether ``gradient`` uses ``torch.distributed`` itself: where a worker has several ranks each of them calls it, and
+    what the first one gives is sent. Without a process group it has to compute the same alone."""
 
     @abstractmethod
     def start(self, seed: int) -> Tensor:
@@ -41,6 +44,21 @@ class Problem(ABC):
     @abstractmethod
     def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
         """The stochastic gradient of F_worker at x on minibatch ``draw``, a new tensor, and that minibatch's loss."""
+
+    def gradient_part(self, x: Tensor, worker: int, draw: int, part: int, parts: int) -> tuple[Tensor, float]:
+        """One of several parts of ``gradient``, with its share of the loss: those of all parts add up to the whole.
+
+        A worker of several ranks computes one in each of them. Not every problem has this.
+        """
+        raise BadInput(
+            f"{type(self).__name__} does not say how its gradients are split; expected ranks=1, a network, or a problem "
+            "with 'gradient_part', or with 'collective = True' if its gradient uses torch.distributed itself."
+        )
+
+    @property
+    def splits(self) -> bool:
+        """Whether it has ``gradient_part``."""
+        return type(self).gradient_part is not Problem.gradient_part
 
     @property
     def stateful(self) -> bool:

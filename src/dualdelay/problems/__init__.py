@@ -15,7 +15,7 @@ from .mnist import FashionMnist, Mnist
 from .network import Network
 from .quadratic import Quadratic
 from .splits import shards, split_samples
-from .wrapped import Clipped, FullGradients, LocalSteps, exact
+from .wrapped import Clipped, FullGradients, LocalSteps, exact, in_parts
 
 PROBLEMS: dict[str, Any] = {
     "quadratic": Quadratic,
@@ -47,6 +47,7 @@ __all__ = [
     "Network",
     "Quadratic",
     "exact",
+    "in_parts",
     "shards",
     "split_samples",
     "without_batchnorm",

@@ -23,7 +23,7 @@ from ..core.errors import (
     shown,
 )
 from .data import Shard, digest, objectives
-from .minibatches import Minibatches
+from .minibatches import Minibatches, portion
 
 
 def _float64(values: Any) -> Tensor:
@@ -135,6 +135,15 @@ class Logistic(Problem):
     def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
         loss, gradient = self._on(x, *self._shards[worker].batch(self.indices(worker, draw)))
         return gradient, float(loss)
+
+    def gradient_part(self, x: Tensor, worker: int, draw: int, part: int, parts: int) -> tuple[Tensor, float]:
+        rows = self.indices(worker, draw)
+        mine = rows[portion(len(rows), part, parts)]
+        if not len(mine):
+            return torch.zeros_like(x), 0.0
+        loss, gradient = self._on(x, *self._shards[worker].batch(mine))
+        share = len(mine) / len(rows)
+        return gradient * share, float(loss) * share
 
     def epoch(self, worker: int) -> int:
         return self._minibatches.epoch(worker, self._shards[worker].size)

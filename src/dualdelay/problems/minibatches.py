@@ -42,6 +42,13 @@ class Batches:
         check_settings(self)
 
 
+def portion(count: int, part: int, parts: int) -> slice:
+    """Which of ``count`` things are in one of ``parts`` parts: neighbours, and no part has two more than another."""
+    size, larger = divmod(count, parts)
+    start = part * size + min(part, larger)
+    return slice(start, start + size + (part < larger))
+
+
 class Minibatches:
     """Which samples make up the minibatch of each job."""
 

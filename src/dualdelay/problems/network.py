@@ -21,7 +21,7 @@ from .data import Shard, Shards, TestData, digest, name_of, objectives, on_devic
 from .flat_module import FlatModule, bits, flat_weights
 from .generators import seeded
 from .inspection import count_operations, is_samplewise, refuse_impure, refuse_sums
-from .minibatches import Batches, Minibatches
+from .minibatches import Batches, Minibatches, portion
 from .splits import Dealt
 from .stacked import Stacked, StackedModule
 
@@ -35,6 +35,7 @@ _COLUMNS = {
     "time", "version", "worker", "loss", "samples", "objective", "pooled_loss", "gradient_norm", "answered", "share",
 }  # fmt: skip
 _MERGED = 2048  # samples of several workers that are evaluated in one call
+_SAME = 1e-3  # how far the sum of a gradient's parts may be from the whole, relative to their sizes
 _CALL, _FLOPS = 2e-4, 3e10  # seconds that a call takes whatever its size, and operations in a second: rules of thumb
 
 
@@ -111,6 +112,7 @@ class Network(Problem):
         self.loss, self._step, self.full_gradient = loss, step, full_gradient
         self._stochastic, self._evaluation_size = batches.stochastic, batches.evaluation_size
         self._metrics = dict(metrics or {})
+        self._split: set[tuple[int, int]] = set()  # workers, and in how many parts their minibatches may be computed
         self._failed: set[tuple[int, str]] = set()  # workers and metrics that raised there, and are not called again
         held_out_loss = ("held_out_loss",) if self._has_held_out else ()
         self.metric_names = (*held_out_loss, *(name for name in self._metrics if name != "accuracy"))
@@ -284,9 +286,45 @@ class Network(Problem):
         return loss
 
     def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
+        return self._gradient_on(x, worker, self.indices(worker, draw), self._draws.key(worker, draw))
+
+    def gradient_part(self, x: Tensor, worker: int, draw: int, part: int, parts: int) -> tuple[Tensor, float]:
+        self._require_parts(worker, parts)
         rows = self.indices(worker, draw)
+        mine = rows[portion(len(rows), part, parts)]
+        if not len(mine):
+            return torch.zeros_like(self._initial, device=x.device), 0.0
+        share, key = len(mine) / len(rows), self._draws.key(worker, draw, part)
+        gradient, loss = self._gradient_on(x, worker, mine, key)
+        return gradient * share, loss * share
+
+    def require_parts(self, parts: int) -> None:
+        """Refuse so many parts of a gradient that do not add up to it, by worker 0's data if they are here."""
+        if 0 in self._shards.kept:
+            self._require_parts(0, parts)
+
+    def _require_parts(self, worker: int, parts: int) -> None:
+        """The same by a worker's data, once; where random numbers are drawn, nobody can tell."""
+        if self._stochastic or (worker, parts) in self._split:
+            return
+        self._split.add((worker, parts))
+        whole, _ = self.gradient(self._initial, worker, 0)
+        pieces = [self.gradient_part(self._initial, worker, 0, part, parts)[0].double() for part in range(parts)]
+        apart = float((sum(pieces, start=torch.zeros_like(whole).double()) - whole.double()).norm())
+        size = math.fsum(float(piece.norm()) for piece in [whole, *pieces])
+        if apart > max(_SAME, 30 * torch.finfo(whole.dtype).eps) * size:
+            self._split.discard((worker, parts))
+            raise BadInput(
+                f"worker {worker}'s first gradient in {parts} parts is {apart / size:.1e} from the whole, relative to its "
+                "size; expected the same up to rounding. The loss has to be a mean over the minibatch in which each sample "
+                "counts alike and by itself: no weights of classes, no mean over the words that are not padding, nothing "
+                "that compares samples. Change that, or use ranks=1."
+            )
+
+    def _gradient_on(self, x: Tensor, worker: int, rows: Tensor, key: int) -> tuple[Tensor, float]:
+        """The gradient of the mean loss over these of a worker's samples, and that loss."""
         self.net.weights.copy_(x)
-        with self._seeded(self._draws.key(worker, draw)):
+        with self._seeded(key):
             batch = self._batch(self._shard(worker), rows)
             with lower(self.precision, x.device):
                 loss = self.loss_on(self.net.module, batch)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, ClassVar, Self
 
@@ -16,6 +17,7 @@ from ..core.batched_gradients import BatchedGradients, OneAtATime
 from ..core.errors import BadInput, plain_number, require_one_of, require_positive, require_whole, shown
 from ..core.local_steps import InnerOptimizer
 from .data import digest
+from .minibatches import portion
 from .network import Network
 
 _MOST_STEPS = 100_000  # local steps of one job
@@ -259,6 +261,24 @@ class FullGradients(Wrapped):
         measured = self._source.measure(x, worker)
         return measured["gradient"].to(x.dtype), measured["loss"]
 
+    def gradient_part(self, x: Tensor, worker: int, draw: int, part: int, parts: int) -> tuple[Tensor, float]:
+        if not self.splits:
+            return super().gradient_part(x, worker, draw, part, parts)  # which refuses
+        size = self._source.samples(worker) or 0
+        mine = portion(size, part, parts)
+        if mine.start == mine.stop:
+            return torch.zeros_like(x), 0.0
+        measured, share = self._source.measure(x, worker, (mine.start, mine.stop)), (mine.stop - mine.start) / size
+        return (measured["gradient"] * share).to(x.dtype), measured["loss"] * share
+
+    @property
+    def splits(self) -> bool:
+        """Whether the other problem can measure some of a worker's samples."""
+        source = self._source
+        while isinstance(source, Wrapped):
+            source = source.problem
+        return isinstance(source, Network)
+
     def batched(self, problems: Sequence[Problem]) -> BatchedGradients:
         return OneAtATime(problems)
 
@@ -277,6 +297,70 @@ def _with_full_gradient(problem: Problem) -> Problem:
     if isinstance(source, Network):
         source.full_gradient = True
     return source
+
+
+Part = tuple[Tensor, float]  # of a gradient and of its loss
+
+
+def add_parts(parts: Iterable[Part]) -> Part:
+    """A gradient and its loss from their parts, added one by one in their order: so the sum has the same bits anywhere."""
+    return functools.reduce(lambda total, part: (total[0] + part[0], total[1] + part[1]), parts)
+
+
+class InParts(Wrapped):
+    """Another problem, each of whose gradients is the sum of several parts: what a worker of so many ranks computes.
+
+    problem: the problem whose gradients are split.
+    parts: how many parts.
+    """
+
+    kind, batch_key = "in parts", OneAtATime
+
+    def __init__(self, problem: Problem, parts: int) -> None:
+        super().__init__(problem, parts=parts)
+        self.parts = parts
+
+    def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
+        return add_parts(self.problem.gradient_part(x, worker, draw, part, self.parts) for part in range(self.parts))
+
+    def batched(self, problems: Sequence[Problem]) -> BatchedGradients:
+        return OneAtATime(problems)
+
+
+def in_parts(problem: Problem, parts: int) -> Problem:
+    """The problem as workers of so many ranks compute it; what is made of its gradients is made of the sum of the parts."""
+    if parts == 1:
+        return problem
+    return with_gradients(problem, lambda source: _split(source, parts))
+
+
+def with_gradients(problem: Problem, change: Callable[[Problem], Problem]) -> Problem:
+    """The problem made from another one where its gradients come from: inside of local steps and clipping."""
+    if problem is source_of(problem):
+        return change(problem)
+    assert isinstance(problem, Wrapped)
+    return problem.rewrapped(with_gradients(problem.problem, change))
+
+
+def source_of(problem: Problem) -> Problem:
+    """Where a problem's gradients come from, which local steps and clipping make something of."""
+    while isinstance(problem, Reworked) and not (problem.splits or problem.collective):
+        problem = problem.problem
+    return problem
+
+
+def _split(problem: Problem, parts: int) -> Problem:
+    if problem.stateful:
+        raise BadInput(
+            f"{type(problem).__name__} keeps something from gradient to gradient, which several ranks cannot; use ranks=1."
+        )
+    if problem.collective:
+        return problem
+    if not problem.splits:
+        problem.gradient_part(problem.start(0), 0, 0, 0, parts)  # which refuses
+    if isinstance(problem, Network):
+        problem.require_parts(parts)
+    return InParts(problem, parts)
 
 
 def exact(problem: Problem) -> Problem:

@@ -17,6 +17,7 @@ from ..engine.loop import Loop
 from ..engine.shard import ShardPlan
 from ..engine.sharded import ShardedLoop
 from ..engine.slices import Slices
+from ..problems import in_parts
 from ..simulation.clocks import RecordedClock
 from ..simulation.cores import GradientsOnCores, cores_worth
 from ..simulation.gradients import Batcher, Gradients, GradientsInBatches
@@ -42,8 +43,9 @@ def open_fleet(spec: RunSpec, output: Path | None = None) -> Iterator[Fleet]:
     with using_precision(spec.compute.device or "cpu", spec.compute.precision):
         if isinstance(spec.fleet, WorkerFleet):
             spec.fleet.require_fit(problem.workers)
+            problem = in_parts(problem, spec.fleet.ranks)
             plan = shard_plan(spec)
-            transport = _connected(spec, half, output)
+            transport = _connected(spec, problem, half, output)
             if plan is None:
                 fleet = Coordinator(spec.fleet, problem, half, transport, downlink)
             else:
@@ -56,7 +58,7 @@ def open_fleet(spec: RunSpec, output: Path | None = None) -> Iterator[Fleet]:
                 fleet = ShardedCoordinator(spec.fleet, problem, half, transport, plan, shards)
         elif isinstance(spec.fleet, RecordedFleet):
             gradients = _gradients(spec.compute, problem, half, 1) if spec.compute.batch else None
-            clock = RecordedClock(spec.fleet.trace)
+            clock, problem = RecordedClock(spec.fleet.trace), in_parts(problem, spec.fleet.ranks)
             fleet = LocalFleet(problem, clock, half, spec.fleet.threads, gradients, downlink)
         else:
             gradients = _gradients(spec.compute, problem, half, spec.threads)
@@ -101,9 +103,9 @@ def require_watchable(spec: RunSpec, reporting: Reporting) -> None:
         )
 
 
-def _connected(spec: RunSpec, half: Half, output: Path | None) -> Transport:
+def _connected(spec: RunSpec, problem: Problem, half: Half, output: Path | None) -> Transport:
     assert isinstance(spec.fleet, WorkerFleet)
-    return spec.fleet.connect(spec.problem, half, output, {"algorithm": describe(spec.algorithm), "seed": spec.seed})
+    return spec.fleet.connect(problem, half, output, {"algorithm": describe(spec.algorithm), "seed": spec.seed})
 
 
 def _gradients(compute: Compute, problem: Problem, half: Half, threads: int) -> Gradients:

@@ -54,7 +54,7 @@ def record_of(spec: RunSpec, fingerprint: str = "", together: int = 1) -> RunRec
             "changes": [[change.kind.value, change.worker, change.time] for change in spec.fleet.changes],
         }
     elif isinstance(spec.fleet, WorkerFleet):
-        workers = {"fleet": describe(spec.fleet), "room": spec.fleet.room}
+        workers = {"fleet": describe(spec.fleet), "room": spec.fleet.room, "ranks": spec.fleet.ranks}
     return RunRecord(
         dualdelay=__version__,
         algorithm=describe(spec.algorithm),

@@ -70,7 +70,7 @@ def replay(
     damage: list[str] = []  # a replay may find out what is wrong with files that are not as they were written
     record, result, trace = place.record(), place.finished(), place.trace(damage)
     require_totals(record.updates, record.time)
-    fleet = RecordedFleet(trace, None if record.threads == record.server_threads else record.threads)
+    fleet = RecordedFleet(trace, None if record.threads == record.server_threads else record.threads, record.ranks)
     with (
         using_threads(record.server_threads),
         using_precision(record.device or "cpu", record.precision or "float32"),

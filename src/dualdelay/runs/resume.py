@@ -60,7 +60,7 @@ def resume(
         problem, algorithm, speeds, metrics, optimizer, schedule: what is your own and cannot be built from the folder has
             to be passed again. A problem is checked by its fingerprint. A link of your own comes with the speeds, in a
             ``dd.SimulatedFleet``.
-        fleet: real workers may go on with other settings, but for the number of threads.
+        fleet: real workers may go on with other settings, but for the number of threads and of ranks.
         watch, cores: as in ``simulate``.
 
     A simulation ends with the same bits as one that was never stopped, on the same kind of processor with the same
@@ -217,8 +217,9 @@ def _real_workers(place: Folder, record: RunRecord, fleet: WorkerFleet | None) -
     """The workers that a run continues with, given again or as they were; None if they are simulated."""
     if fleet is None:
         return recorded_fleet(place.path)
-    if not record.real or fleet.threads != record.threads:
-        kind = f"real workers with threads={record.threads}" if record.real else "simulated workers"
+    if not record.real or (fleet.threads, fleet.ranks) != (record.threads, record.ranks):
+        several = f" and ranks={record.ranks}" if record.ranks > 1 or fleet.ranks > 1 else ""
+        kind = f"real workers with threads={record.threads}{several}" if record.real else "simulated workers"
         raise BadInput(f"the run was started with {kind}; pass a fleet of the same kind, or none.")
     return fleet
 

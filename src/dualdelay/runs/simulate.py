@@ -12,6 +12,7 @@ from ..core import Algorithm, Problem
 from ..core.devices import using_threads
 from ..core.errors import require_kind
 from ..engine.result import Run
+from ..problems import in_parts
 from ..storage.folder import Folder, is_empty
 from ..workers.ray_fleet import RayFleet
 from ..workers.settings import WorkerFleet
@@ -137,6 +138,7 @@ def run_one(
         spec.require_rules()
         if isinstance(spec.fleet, WorkerFleet):
             spec.fleet.require_fit(spec.problem.workers)  # before anybody is told that workers start
+            in_parts(spec.problem, spec.fleet.ranks)  # which refuses what several ranks cannot compute
         if path is not None:
             Folder.require_new(path)  # before anything is computed for it
         member = Member(spec)

@@ -44,6 +44,8 @@ class RecordedFleet:
     trace: Trace
     threads: int | None = None
     """Threads of torch that the workers used, if the server used another number."""
+    ranks: int = 1
+    """Processes of each worker, and so the parts that its gradients were computed in."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,6 @@ import shutil
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -148,7 +147,7 @@ class Folder:
     def write_record(self, record: RunRecord) -> None:
         """Write the record, with the format of the folder and a digest of itself."""
         self._record = record
-        files.write_json(self.path / "config.json", {"format": FORMAT, **asdict(record)})
+        files.write_json(self.path / "config.json", {"format": FORMAT, **record.values()})
 
     def record(self) -> RunRecord:
         """Read the record; refuses one that was edited, has another format or lacks a setting."""

@@ -59,6 +59,7 @@ class RunRecord:
     # real workers
     fleet: Description | None = None
     room: int = whole(0, low=0)
+    ranks: int = whole(1)  # processes of each worker; where there is one, as before there could be more, nothing is written
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
@@ -79,7 +80,7 @@ class RunRecord:
     def from_json(cls, values: Mapping[str, Any]) -> RunRecord:
         """The record that such plain values are; refuses any others."""
         names = {f.name for f in fields(cls)}
-        if lacking := sorted(names - values.keys()):
+        if lacking := sorted(names - values.keys() - {"ranks"}):
             raise BadInput(f"no valid {', '.join(lacking)}")
         if unknown := sorted(values.keys() - names):
             raise BadInput(f"{', '.join(unknown)}, which is unknown")
@@ -90,15 +91,19 @@ class RunRecord:
         """Whether the workers were processes of their own."""
         return self.fleet is not None
 
+    def values(self) -> dict[str, Any]:
+        """The plain values that ``from_json`` reads."""
+        return {name: value for name, value in asdict(self).items() if name != "ranks" or self.ranks > 1}
+
     @property
     def digest(self) -> str:
         """A digest of all of it."""
-        return files.json_digest(asdict(self))
+        return files.json_digest(self.values())
 
     @property
     def key(self) -> str:
         """Identifies a run's files by what it computes, not by how long, on which machine and how often it is saved."""
-        return files.json_digest({name: value for name, value in asdict(self).items() if name not in _HOW_LONG})
+        return files.json_digest({name: value for name, value in self.values().items() if name not in _HOW_LONG})
 
     def differences(self, other: RunRecord) -> list[str]:
         """The settings that another record has otherwise, but for where and in which company the run was computed."""

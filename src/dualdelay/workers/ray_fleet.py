@@ -32,6 +32,7 @@ from ..core.version import install_command
 from ..core.work import Sent
 from ..engine.half import Half, Kept
 from ..engine.shard import ShardPlan
+from .group import Group, Meeting, Place, joint_environment
 from .messages import (
     Died,
     Evaluated,
@@ -44,6 +45,7 @@ from .messages import (
     Request,
     as_arrays,
     as_tensors,
+    last_line,
 )
 from .output import Output
 from .ray_shards import Files, NotThere, RayShards, ShardLine
@@ -53,6 +55,7 @@ from .transport import Transport
 from .worker import Worker
 
 _MOST_PROCESSORS = 1e6
+_MOST_RANKS = 10_000
 _REPEATED_BY_US = "A worker died or was killed|has been marked dead|Raylet is terminated"  # Ray need not say it as well
 _INLINE = 90_000  # bytes of a model up to which it travels in the request, as Ray lets 100 kB do: three times as quick
 _ACTOR = "dualdelay worker "  # begins the names of our actors
@@ -70,11 +73,12 @@ class RayFleet(WorkerFleet):
     address: str | None = None
     """A running cluster to join, such as "10.0.0.5:6379" or "auto"; None starts Ray on this machine."""
     cpus: float = 1.0
-    """Processors that a worker claims; zero claims none."""
+    """Processors that a worker claims, each of its ranks; zero claims none."""
     gpus: float = 0.0
-    """GPUs that a worker claims; 0.25 lets four share one."""
+    """GPUs that a worker claims, each of its ranks; 0.25 lets four share one."""
     resources: Sequence[Mapping[str, float]] = ()
-    """Ray's custom resources that each worker claims, one mapping for each, to place it where its data are."""
+    """Ray's custom resources that each worker claims, one mapping for each, to place it where its data are; of several
+    ranks each claims them."""
     host: str = "127.0.0.1"
     """The address that a Ray started here binds to; the default is reachable from this machine alone."""
     shards: int | None = whole(None)
@@ -87,6 +91,8 @@ class RayFleet(WorkerFleet):
     insecure: bool = False
     """Join a cluster on another machine although neither token authentication nor TLS is on: anyone who reaches its
     port can run code there."""
+    ranks: int = whole(1, high=_MOST_RANKS)
+    """Processes that a worker consists of: each computes a part of every gradient. Another number gives other bits."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -113,7 +119,7 @@ class RayFleet(WorkerFleet):
         super().require_fit(workers)
 
     def claims(self, worker: int) -> dict[str, float]:
-        """What a worker asks of the machine that it runs on."""
+        """What a worker asks of the machine that it runs on; of several ranks each does."""
         own = dict(self.resources[worker]) if worker < len(self.resources) else {}
         claims: dict[str, float] = {"CPU": self.cpus, "GPU": self.gpus, **own}
         return {name: value for name, value in claims.items() if value}
@@ -147,15 +153,72 @@ class _Actor(Worker):
             time.sleep(3600)
 
 
-class _ShardedActor(_Actor):
-    """A worker of a sharded server: it pulls its models from the shards and pushes its messages to them.
+class _FirstRank(_Actor):
+    """The first rank of a worker that has several: the worker itself, whose gradients all of them take."""
+
+    def __init__(self, ranks: int, own_gpu: bool, *rest: Any) -> None:
+        super().__init__(*rest)
+        self._group, self._places = Group(0, ranks, own_gpu), list[Place]()
+        self._problem = self._group.led(self._problem)
+
+    def open(self, *places: Place) -> Meeting:
+        """Let the others, whose places these are, find this one."""
+        self._places = [_place(), *places]
+        return self._group.open(self._places)
+
+    def ready(self, count: bool) -> Ready:
+        """As of a single process, as soon as all ranks are there."""
+        self._group.join(None, _place().address)
+        self._group.prepare(self._problem, self._worker)
+        return super().ready(count)._replace(environment=joint_environment(self._places))
+
+    def stay(self) -> None:
+        self._group.stay()
+
+
+class _FurtherRank:
+    """A rank that takes part in the gradients of the first."""
+
+    def __init__(
+        self, rank: int, ranks: int, own_gpu: bool, incarnation: int, worker: int, problem: Problem, threads: int
+    ) -> None:
+        self._group, self._worker, self._problem, self._threads = Group(rank, ranks, own_gpu), worker, problem, threads
+        self._name = f"{_ACTOR}{worker}-{incarnation}-{rank}"
+        with suppress(ValueError):
+            signal.signal(signal.SIGTERM, _end)
+
+    def __repr__(self) -> str:
+        return self._name
+
+    def place(self) -> Place:
+        """Where it is."""
+        return _place()
+
+    def serve(self, meeting: Meeting) -> None:
+        """Never return: the call fails when the process dies or the group falls apart."""
+        self._group.join(meeting, _place().address)
+        self._group.prepare(self._problem, self._worker)
+        self._group.serve(self._problem, self._threads)
+
+
+def _place() -> Place:
+    """Where this process is."""
+    import ray
+
+    return Place(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), environment())
+
+
+class _Sliced(Worker):
+    """A worker's process that pulls its models from the shards of the server and pushes its messages to them.
 
     While a shard is gone it gives no answer: the server notices that by itself, and it is no fault of the worker. Neither
     does it to a request whose model was dropped, since nobody waits for that.
     """
 
-    def __init__(self, line: ShardLine, *rest: Any) -> None:
-        super().__init__(*rest)
+    _line: ShardLine
+
+    def reach(self, line: ShardLine) -> None:
+        """These are the shards."""
         self._line = line
 
     def compute(self, request: JobRequest, x: Any, held: Any) -> Reply | None:
@@ -189,6 +252,14 @@ class _ShardedActor(_Actor):
             return None
         except Exception:
             return Evaluated(request.worker, request.incarnation, request.evaluation, traceback.format_exc())
+
+
+class _SlicedActor(_Sliced, _Actor):
+    """A worker of a sharded server."""
+
+
+class _SlicedFirstRank(_Sliced, _FirstRank):
+    """A worker of a sharded server that has several ranks."""
 
 
 def _end(*_: object) -> None:
@@ -246,6 +317,8 @@ class RayTransport:
             warnings.simplefilter("ignore")
             torch.from_numpy(np.frombuffer(b"read-only", dtype=np.uint8))
         self._actors: dict[int, Any] = {}
+        self._further: dict[int, list[Any]] = {}  # of workers with several ranks: the actors but for the first
+        self._rooms: dict[int, Any] = {}  # and what was set aside for all of them
         self._broken = False  # then Ray is not to be called any more
         try:
             for module in MODULES.values():  # the user's files, which the workers need not have
@@ -257,8 +330,9 @@ class RayTransport:
                 f"the problem cannot be sent to its workers: {error} Keep out of it what lives in one process."
             ) from error
         self._shards: RayShards | None = None
-        self._calls: dict[Any, tuple[int, int]] = {}  # those under way that return notices, by worker and incarnation
-        self._lives: dict[Any, tuple[int, int]] = {}  # the calls that never return
+        self._make_further = ray.remote(_FurtherRank)
+        self._calls: dict[Any, tuple[int, ...]] = {}  # those under way that return notices, by worker and incarnation
+        self._lives: dict[Any, tuple[int, ...]] = {}  # the calls that never return; also by rank, but for the first
         self._checked_lives = self._checked = 0.0  # when those were looked at, and whether Ray is whole
         self._inbox: list[Notice] = []
 
@@ -285,7 +359,7 @@ class RayTransport:
         with staying_here(is_loopback(address)):
             try:
                 if fleet.address is None:
-                    claimed = math.ceil(workers * fleet.cpus) + (fleet.shards or 0)
+                    claimed = math.ceil(workers * fleet.ranks * fleet.cpus) + (fleet.shards or 0)
                     cpus = max(os.cpu_count() or 1, claimed)  # as many as workers and shards claim
                     own_token()
                     options |= {"num_cpus": cpus, "object_store_memory": fleet.store}
@@ -334,13 +408,13 @@ class RayTransport:
         streams.add_handler(f"dualdelay {id(self)}", self._printed_by)
 
     def _printed_by(self, data: Mapping[str, Any]) -> None:
-        name = str(data.get("actor_name") or "")
+        name, by = str(data.get("actor_name") or ""), ""
         whose = self._pids.get(f"{data.get('ip')} {data.get('pid')}")
         if name.startswith(_ACTOR):
-            worker, _, incarnation = name.removeprefix(_ACTOR).partition("-")
-            whose = (int(worker), int(incarnation))
+            worker, incarnation, *rank = name.removeprefix(_ACTOR).split("-")
+            whose, by = (int(worker), int(incarnation)), f"rank {rank[0]}: " if rank else ""
         if whose is not None:
-            self._output.add(*whose, [str(line) for line in data["lines"]])
+            self._output.add(*whose, [f"{by}{line}" for line in data["lines"]])
 
     def start(self, worker: int, incarnation: int) -> None:
         self.stop(worker)
@@ -348,17 +422,44 @@ class RayTransport:
         options: dict[str, Any] = {"num_cpus": fleet.cpus, "num_gpus": fleet.gpus, "max_restarts": 0, "max_task_retries": 0}
         if worker < len(fleet.resources):
             options["resources"] = dict(fleet.resources[worker])
-        make = self._ray.remote(concurrency_groups={"ask": 1, "aside": 1, "stay": 1}, **options)
-        given = (incarnation, worker, *self._shared, fleet.threads)
-        if self._shards is None:
-            actor: Any = make(_Actor).remote(*given)
+        if fleet.ranks == 1:
+            actor: Any = self._make.options(**options).remote(incarnation, worker, *self._shared, fleet.threads)
         else:
-            actor = make(_ShardedActor).remote(self._shards.line(fleet.piece), *given)
+            actor = self._start_ranks(worker, incarnation, options)
+        if self._shards is not None:
+            actor.reach.remote(self._shards.line(fleet.piece))
         self._actors[worker] = actor
         self._lives[actor.stay.options(concurrency_group="stay").remote()] = (worker, incarnation)
         count = self._problem.needs_sample_counts  # its data are then built in the thread that will use them
-        ask = actor.ready if count else actor.ready.options(concurrency_group="ask")
+        ask = actor.ready if count or fleet.ranks > 1 else actor.ready.options(concurrency_group="ask")
         self._calls[ask.remote(count)] = (worker, incarnation)
+
+    def _start_ranks(self, worker: int, incarnation: int, options: dict[str, Any]) -> Any:
+        """Start all processes of a worker, near one another, and have them meet; returns the first."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        ray, fleet, (problem, half) = self._ray, self._fleet, self._shared
+        own, places = (fleet.ranks, fleet.gpus >= 1), list[dict[str, Any]]([{}] * fleet.ranks)
+        if claims := fleet.claims(worker):
+            room = self._rooms[worker] = ray.util.placement_group([claims] * fleet.ranks, strategy="PACK")
+            places = [{"scheduling_strategy": PlacementGroupSchedulingStrategy(room, k)} for k in range(fleet.ranks)]
+        name, make = (incarnation, worker), self._make.options(**options, **places[0])
+        first = make.remote(*own, *name, problem, half, fleet.threads)
+        others = self._further[worker] = [
+            self._make_further.options(**options, **places[rank]).remote(rank, *own, *name, problem, fleet.threads)
+            for rank in range(1, fleet.ranks)
+        ]
+        meeting = first.open.options(concurrency_group="ask").remote(*(other.place.remote() for other in others))
+        for rank, other in enumerate(others, start=1):
+            self._lives[other.serve.remote(meeting)] = (worker, incarnation, rank)
+        return first
+
+    @property
+    def _make(self) -> Any:
+        """What makes a worker's process."""
+        alone = self._fleet.ranks == 1
+        kind = (_Actor if alone else _FirstRank) if self._shards is None else (_SlicedActor if alone else _SlicedFirstRank)
+        return self._ray.remote(concurrency_groups={"ask": 1, "aside": 1, "stay": 1})(kind)
 
     def name_of(self, worker: int) -> str:
         return ""
@@ -372,6 +473,10 @@ class RayTransport:
                 return f": it claims {amount:g} {name}, and no machine of the cluster has that (the most is {most:g})"
         if not any(all(node.get(name, 0.0) >= amount for name, amount in claims.items()) for node in nodes):
             return f": it claims {claims}, and no single machine of the cluster has all of that"
+        claims = {name: self._fleet.ranks * amount for name, amount in claims.items()}
+        for name, amount in claims.items():
+            if (there := math.fsum(node.get(name, 0.0) for node in nodes)) < amount:
+                return f": its {self._fleet.ranks} ranks claim {amount:g} {name}, and the cluster has {there:g}"
         free = self._ray.available_resources()
         taken = [name for name, amount in claims.items() if free.get(name, 0.0) < amount]
         return f": all {' and '.join(taken)} of the cluster are taken" if taken else ""
@@ -380,7 +485,10 @@ class RayTransport:
         actor = self._actors.pop(worker, None)
         if actor is not None:
             self._lives = {call: whose for call, whose in self._lives.items() if whose[0] != worker}
-            self._ray.kill(actor)
+            for each in (actor, *self._further.pop(worker, ())):
+                self._ray.kill(each)
+            if worker in self._rooms:
+                self._ray.util.remove_placement_group(self._rooms.pop(worker))
 
     def put(self, x: Sent) -> Any:
         """Copy a model to the object store, or if it is small into each request."""
@@ -448,32 +556,37 @@ class RayTransport:
         inbox, self._inbox = self._inbox, []
         return inbox
 
-    def _read(self, call: Any, calls: dict[Any, tuple[int, int]]) -> None:
+    def _read(self, call: Any, calls: dict[Any, tuple[int, ...]]) -> None:
         """Take the notice of a call that has ended, or that of a death; a request that was overtaken has none."""
-        (worker, incarnation), errors = calls.pop(call), self._ray.exceptions
+        (worker, incarnation, *rank), errors = calls.pop(call), self._ray.exceptions
         try:
             notice: Notice | None = self._ray.get(call)
         except errors.RayError as error:  # a message that is lost is sent again, and a machine that is gone is noticed
             died = isinstance(error, errors.RayActorError) and not isinstance(error, errors.ActorUnavailableError)
-            notice = self._died(worker, incarnation, str(error)) if died or calls is self._lives else None
+            notice = self._died(worker, incarnation, error, *rank) if died or calls is self._lives else None
         if isinstance(notice, Ready):
             address = {node["NodeID"]: node["NodeManagerAddress"] for node in self._ray.nodes()}.get(notice.node, "")
             self._pids[f"{address} {notice.pid}"] = (worker, incarnation)
         if notice is not None:
             self._inbox.append(notice)
 
-    def _died(self, worker: int, incarnation: int, error: str) -> Died:
+    def _died(self, worker: int, incarnation: int, exception: Exception, rank: int = 0) -> Died:
         """How a process ended, with its number, the signal as far as that is known, and where its output is."""
-        text, final = _why_dead(error)
+        error, raised = str(exception), isinstance(exception, self._ray.exceptions.RayTaskError)
+        text, final = (last_line(error), False) if raised else _why_dead(error)
         named = re.search(r"\bpid: (\d+)", error)  # one that died before it was ready has not said its number itself
-        pid = next((key.rpartition(" ")[2] for key, whose in self._pids.items() if whose == (worker, incarnation)), "")
+        known = () if rank else self._pids.items()  # only the first rank has said its number
+        pid = next((key.rpartition(" ")[2] for key, whose in known if whose == (worker, incarnation)), "")
         pid = pid or (named[1] if named else "")
-        printed = [*self._output.recent(worker, incarnation), *self._printed(pid)]
+        by = f"rank {rank}: " if rank else ""  # what the other ranks have said is no word of this one
+        said = [line for line in self._output.recent(worker, incarnation) if line.startswith(by)]
+        printed = [*said, *self._printed(pid)]
         if text == "its process died":
             text = f"its process died {_last_words(printed)}"
         path = self._output.path(worker, incarnation)
         where = f"; its output is in {path}" if path is not None and (printed or path.exists()) else ""
-        return Died(worker, incarnation, f"{text}{f' (pid {pid})' if pid else ''}{where}", final)
+        of = f"rank {rank} of {self._fleet.ranks}: " if self._fleet.ranks > 1 else ""
+        return Died(worker, incarnation, f"{of}{text}{f' (pid {pid})' if pid else ''}{where}", final)
 
     def _printed(self, pid: str) -> list[str]:
         """The newest lines of a process on this machine: they reach us later than the news of its death."""

@@ -147,6 +147,11 @@ class WorkerFleet(ABC):
             raise BadInput(f"quorum is {self.quorum}, but {at_first} workers are there at the start; lower it.")
 
     @property
+    def ranks(self) -> int:
+        """The processes that a worker consists of, and so the parts that its gradients are computed in."""
+        return 1
+
+    @property
     def loggers(self) -> Sequence[Logger]:
         """Who of the fleet wants to hear of the run's vital signs."""
         return ()
