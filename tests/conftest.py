@@ -1,3 +1,4 @@
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -29,6 +30,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.stem.startswith("test_ray") or "ray_here" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.real)
+
+
+def pytest_collection_finish() -> None:
+    """Torch and thousands of tests stay until the end: the garbage collector need not look through them again and again."""
+    gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -156,7 +156,7 @@ def test_the_workers_present_count_the_same_and_no_other_counts(row, name):
     """
     changes, present = PRESENT_AT_THE_END[name]
     # AutoDuDe chooses shorter steps, and gives a mean of the models that come to rest, which is as far back as they moved
-    run = simulate(UNBIASED[row], *changes, updates=560 * 6 if row == "auto" else 560)
+    run = simulate(UNBIASED[row], *changes, updates=560 * 5 if row == "auto" else 560)
     rests = run.state.z if row == "auto" else run.x
     assert float(rests) == pytest.approx(6 * sum(present) / len(present), abs=AT_REST)
     assert set(run.state.present) == present

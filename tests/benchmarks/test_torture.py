@@ -211,11 +211,16 @@ def test_a_value_that_counts_twice_is_caught(bench: Bench) -> None:
     ],
 )
 def test_harm_to_healthy_workers_is_caught(event: dict[str, Any], updates: int, audit: float, kind: str) -> None:
-    run = mock.Mock(trace=mock.Mock(events=[event]), version=updates, audit=audit)
     with pytest.raises(core.Failure, match=kind):
-        workers.require_unharmed(run, "it", "freeze")
-    victim = mock.Mock(trace=mock.Mock(events=[{"kind": "left", "worker": workers.VICTIM}]), version=400, audit=0.0)
-    workers.require_unharmed(victim, "it", "freeze")
+        workers.require_unharmed(_ended(event, updates, audit), "it", "freeze")
+    workers.require_unharmed(_ended({"kind": "left", "worker": workers.VICTIM}, 400, 0.0), "it", "freeze")
+
+
+def _ended(event: dict[str, Any], updates: int, audit: float) -> dd.Run:
+    """A run with an event and an audit of our own."""
+    run = dd.simulate(dd.DuDe(0.1), dd.Quadratic([[0.0]]), dd.FixedSpeeds([1.0]), updates=updates)
+    run.trace.events.append(event)
+    return replace(run, audit=audit)
 
 
 # -------------------------------------------------------------------------------------------------------- the frame itself

@@ -29,14 +29,14 @@ def test_workers_are_polled_and_one_that_is_killed_while_it_holds_a_job_hands_it
     fleet, before = LossyRayFleet(weather=weather, cpus=0.1, faults=dd.FaultPolicy(resend=0.3)), []
 
     def strike(state, arrival):
-        if state.version == 5 and not before and arrival.worker != 1:
+        if state.version >= 5 and not before and arrival.worker != 1:  # at 5 itself nobody may have been in time
             before.append(fleet.control.places[1])
             kill(fleet, 1)
         elif before and fleet.control.places[1] == before[0]:
             time.sleep(0.2)  # the run is not to end before its process is replaced
 
     run = dd.train(method, problem, fleet, updates=14, watch=[strike], folder=tmp_path / "run")
-    assert run.ended == "updates" and [fleet.control.places[1]] != before
+    assert run.ended == "updates" and before and fleet.control.places[1] != before[0]
     events = [kind for kind in kinds(run) if kind != "wake"]
     assert events == ["crashed", "lost", "restored"] and kinds(run, 1) == events
     steps = run.trace.steps

@@ -53,7 +53,8 @@ def thread_count(default: Any = dataclasses.MISSING) -> Any:
 
 
 @functools.cache
-def _types(kind: Any) -> dict[str, Any]:
+def types_of(kind: Any) -> dict[str, Any]:
+    """The types of a class's fields, by name."""
     return get_type_hints(kind)
 
 
@@ -63,7 +64,7 @@ def check_settings(record: Any) -> None:
     A field of a ``Literal`` type has one of its values, and None is fine where the type says so.
     """
     kind_of_record: Any = type(record)
-    types = _types(kind_of_record)
+    types = types_of(kind_of_record)
     for field in dataclasses.fields(record):
         given = getattr(record, field.name, None)
         if (value := plain_number(given)) is not given:

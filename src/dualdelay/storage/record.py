@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from types import UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 from ..core.errors import BadInput
-from ..core.settings import check_settings, positive, thread_count, whole
+from ..core.settings import check_settings, positive, thread_count, types_of, whole
 from . import files
 
 Description = dict[str, Any]  # a name with its settings, or the class of something that no name can build
@@ -62,8 +62,9 @@ class RunRecord:
     ranks: int = whole(1)  # processes of each worker; where there is one, as before there could be more, nothing is written
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
-        invalid = [f.name for f in fields(self) if not _is_a(hints[f.name], getattr(self, f.name))]
+        kind: Any = type(self)
+        types = types_of(kind)
+        invalid = [f.name for f in fields(self) if not _is_a(types[f.name], getattr(self, f.name))]
         invalid += [name for name in _SIMULATED if (getattr(self, name) is None) != self.real]
         if not invalid:
             valid = {
