@@ -20,10 +20,15 @@ COMPUTE = {
     "precision": "precision",
     "threads": "threads",
     "batch": "batch",
-    "table": "gradient_table",
     "memory": "memory_limit",
 }
-SERVER = {"start": "initial_weights", "optimizer": "optimizer", "schedule": "schedule", "on_nonfinite": "on_nonfinite"}
+SERVER = {
+    "start": "initial_weights",
+    "optimizer": "optimizer",
+    "schedule": "schedule",
+    "on_nonfinite": "on_nonfinite",
+    "table": "gradient_table",
+}
 BATCHES = {
     "replacement": "replacement",
     "collate_fn": "collate_fn",

@@ -72,8 +72,8 @@ OPTIONS: dict[str, tuple[list[Any], dict[str, Any]]] = {
         {"speeds": dd.SimulatedFleet(four, changes=moves)},
     ),
     "speeds change": ([dd.FedBuff(LR, buffer=3), dd.ShuffledASGD(LR)], {"speeds": paces}),
-    "half a table": ([dd.DuDe(LR), dd.MIFA(LR, active=2)], {"compute": dd.Compute(gradient_table="half")}),
-    "a table on the host": ([dd.DuDe(LR), dd.SIAG(LR)], {"compute": dd.Compute(gradient_table="host")}),
+    "half a table": ([dd.DuDe(LR), dd.MIFA(LR, active=2)], {"server": dd.Server(gradient_table="half")}),
+    "a table on the host": ([dd.DuDe(LR), dd.SIAG(LR)], {"server": dd.Server(gradient_table="host")}),
     "initial weights": (
         [dd.DuDe(LR)],
         {"server": dd.Server(initial_weights=torch.tensor([3.0, -2.0], dtype=torch.float64))},
@@ -113,7 +113,7 @@ def test_a_user_s_networks_with_metrics_and_initial_weights_are_the_same_side_by
 
 
 def test_rows_that_are_longer_than_a_block_together_are_the_same_side_by_side() -> None:
-    problems = [digits(alpha, hidden=256) for alpha in (0.1, 0.2, 0.5, 1.0)]
+    problems = [digits(alpha, hidden=1024) for alpha in (0.1, 0.2, 0.5, 1.0)]
     assert 4 * len(problems[0].start(0)) > BLOCK > len(problems[0].start(0))
     methods = [dd.DuDe(LR), dd.FedBuff(LR, buffer=2), dd.DuDe(LR, memory="workers")]
     options: dict[str, Any] = {"speeds": four, "updates": 8, "evaluation": dd.Evaluation(every=20)}

@@ -102,6 +102,7 @@ def test_real_workers_train_resume_and_replay_from_the_shell(tmp_path):
     """In a process of its own, whose standard output has one line for each command, whatever Ray prints."""
     run, board = str(tmp_path / "run"), str(tmp_path / "board")
     flags = ("--problem", "digits[workers=1]", "--fleet", "ray[cpus=0.5,gone=freeze,minimum=1]", "--optimizer", "Adam")
+    flags += ("--table", "half")
     commands = [
         ("train", "dude[lr=0.05]", *flags, "--updates", "30", "--folder", run, "--json"),
         ("resume", run, "--updates", "40", "--tensorboard", board, "--json"),
@@ -113,7 +114,9 @@ def test_real_workers_train_resume_and_replay_from_the_shell(tmp_path):
     assert done.returncode == 0, done.stderr
     trained, resumed, replayed, again = map(json.loads, done.stdout.splitlines())
     assert "seconds to start" in done.stderr
-    fleet = json.loads((tmp_path / "run" / "config.json").read_text())["fleet"]
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    fleet = config["fleet"]
+    assert (config["table"], dd.load(run).state.table[0].dtype) == ("half", torch.bfloat16)
     assert (fleet["name"], fleet["cpus"], fleet["gone"], fleet["minimum"]) == ("ray", 0.5, "freeze", 1)
     assert [line["updates"] for line in (trained, resumed, replayed, again)] == [30, 40, 40, 40]
     assert replayed["same"]
@@ -312,7 +315,7 @@ def test_an_interruption_says_once_how_to_go_on(tmp_path, capsys, monkeypatch):
         ((*REAL, "ray", "--speeds", "fixed[times=[1,2,4]]"), "--speeds cannot be chosen for real workers"),
         ((*REAL, "ray", "--latency", "1", "--bandwidth", "9"), "--latency and --bandwidth cannot be chosen"),
         ((*REAL, "ray", "--threads", "2"), r"--threads cannot be chosen .* 'ray\[threads=2\]'"),
-        ((*REAL, "ray", "--cores", "2", "--table", "half"), "--cores and --table cannot be chosen for real workers"),
+        ((*REAL, "ray", "--cores", "2", "--device", "cpu"), "--device and --cores cannot be chosen for real workers"),
         ((*TRAIN, "--optimizer", "Adagard"), "did you mean 'Adagrad'"),
         (("compare", *TRAIN[1:], "--schedule", "StepLR"), "StepLR needs step_size"),
         ((*TRAIN, "--tensorboard", "/dev/null/x"), "written for TensorBoard"),

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
+from dualdelay.core.state import BLOCK
 from helpers import audit, rounding
 from own import Killed, differences, kill_at, mlp, shards
 from tables import ALGORITHMS, CASES, LR
@@ -62,8 +63,8 @@ class Latest:
 
 def watched(method: Any, problem: dd.Problem, table: Any, speeds: Any = SPEEDS, **totals: Any) -> tuple[Any, Latest]:
     latest, evaluation = Latest(), dd.Evaluation(every=10**6)
-    compute = dd.Compute(gradient_table=table)
-    return dd.simulate(method, problem, speeds, compute=compute, watch=[latest], evaluation=evaluation, **totals), latest
+    server = dd.Server(gradient_table=table)
+    return dd.simulate(method, problem, speeds, server=server, watch=[latest], evaluation=evaluation, **totals), latest
 
 
 @cache
@@ -137,7 +138,7 @@ def state(x: Tensor, workers: int = 2, table: Any = "full") -> dd.AggregateState
 
 @pytest.mark.parametrize("table", FORMATS)
 def test_rows_longer_than_a_block_are_summed_piece_by_piece(table: Any) -> None:
-    d, rng = 70_000, torch.Generator().manual_seed(1)
+    d, rng = BLOCK + 5_000, torch.Generator().manual_seed(1)
     rows = [torch.randn(d, generator=rng) for _ in range(6)]
     s = state(torch.zeros(d), table=table)
     for k, row in enumerate(rows):
@@ -194,7 +195,7 @@ def test_with_rounded_rows_dude_still_finds_the_minimiser() -> None:
 def test_a_run_that_was_stopped_ends_with_the_same_bits(name: str, kind: str, table: Any, tmp_path: Path) -> None:
     problem = PROBLEMS[kind]()
     case = TABLED[name], problem, SPEEDS
-    options: dict[str, Any] = {"updates": 16, "checkpoint_every": 3, "compute": dd.Compute(gradient_table=table)}
+    options: dict[str, Any] = {"updates": 16, "checkpoint_every": 3, "server": dd.Server(gradient_table=table)}
     options["evaluation"] = dd.Evaluation(every=8)
     straight = dd.simulate(*case, folder=tmp_path / "straight", **options)
     with pytest.raises(Killed):
@@ -210,7 +211,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(name: str, kind: str, ta
 @pytest.mark.parametrize("name", ["dude workers", "dude two workers", "sync", "vanilla", "shuffled", "fedbuff"])
 def test_methods_without_a_table_are_the_same_with_every_format(name: str) -> None:
     full, *others = (
-        dd.simulate(ALGORITHMS[name], *CASES["noisy"], updates=20, compute=dd.Compute(gradient_table=table))
+        dd.simulate(ALGORITHMS[name], *CASES["noisy"], updates=20, server=dd.Server(gradient_table=table))
         for table in FORMATS
     )
     assert [differences(full, other) for other in others] == [[], []]
@@ -219,7 +220,7 @@ def test_methods_without_a_table_are_the_same_with_every_format(name: str) -> No
 @pytest.mark.parametrize("table", ["quarter", "", None, 16])
 def test_another_format_is_refused(table: Any) -> None:
     with pytest.raises(dd.BadInput, match="gradient_table is"):
-        dd.Compute(gradient_table=table)
+        dd.Server(gradient_table=table)
 
 
 class Mixed(dd.Quadratic):

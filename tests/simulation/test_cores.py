@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, TensorDataset
 
 import dualdelay as dd
+from dualdelay.simulation.cores import cores_worth
 from own import Fresh, Jittered, Killed, Scenario, differences, kill_at, mlp, shards
 from tables import ALGORITHMS, CASES, LR
 
@@ -184,6 +186,29 @@ def test_problems_that_must_be_alone_use_one_core(name: str) -> None:
     watch = [lambda s, a: during.append(threading.active_count())]
     assert differences(on(4, dd.DuDe(LR), problem, updates=6, watch=watch), alone) == []
     assert set(during) == {before}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [([9, 1e-3], 1), ([9, 5e-3, 5e-3, 1e-3], 1), ([9, 5e-3, 5e-3, 5e-3], 4)], ids=str
+)
+def test_gradients_that_are_short_once_use_one_core(
+    seconds: list[float], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first may take longer, and any on a busy machine."""
+    now, durations = [0.0], iter(seconds)
+
+    class Slow(dd.Quadratic):
+        parallel = True
+
+        def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
+            now[0] += next(durations)
+            return super().gradient(x, worker, draw)
+
+    monkeypatch.setattr("dualdelay.simulation.cores.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
+    problem = Slow([[1.0], [2.0]])
+    assert cores_worth(problem, None) == expected
+    assert next(durations, None) is None
 
 
 def test_datasets_that_a_function_builds_are_read_by_one_thread(tmp_path: Path) -> None:

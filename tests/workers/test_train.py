@@ -95,6 +95,19 @@ def test_momentum_and_a_schedule_at_the_server_survive_a_stop_and_replay(tmp_pat
     check_replay(run, tmp_path / "run", problem)
 
 
+@pytest.mark.parametrize("table", ["half", "host"])
+def test_how_gradients_are_kept_is_recorded_and_survives_a_stop_and_replay(table, tmp_path):
+    """And a folder is not gone on with if they are to be kept otherwise."""
+    problem, saving = dd.Digits(workers=2), dd.Saving(tmp_path / "run", go_on=True)
+    dd.train(dd.DuDe(lr=0.1), problem, uneven(), updates=10, folder=saving, server=dd.Server(gradient_table=table))
+    run = dd.resume(tmp_path / "run", updates=20, fleet=uneven())
+    assert run.version == 20 and run.state.table_format == table
+    assert {row.dtype for row in run.state.table} == {torch.bfloat16 if table == "half" else torch.float32}
+    check_replay(run, tmp_path / "run", problem)
+    with pytest.raises(dd.BadInput, match=f"another configuration .*table: {table} there, full now"):
+        dd.train(dd.DuDe(lr=0.1), problem, uneven(), updates=20, folder=saving)
+
+
 def test_the_threads_of_a_record_are_not_changed_at_a_resume(tmp_path):
     dd.train(dd.DuDe(lr=0.1), dd.Quadratic(PAIR), VirtualFleet(threads=2), updates=6, folder=tmp_path / "run")
     with pytest.raises(dd.BadInput, match="was started with real workers with threads=2"):

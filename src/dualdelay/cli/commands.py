@@ -41,7 +41,7 @@ from ..workers.settings import WorkerFleet
 from . import config, datasets, downloads, shared, texts
 from .flags import Common, Compare, Data, List, Replay, Resume, Train
 
-_SIMULATION_FLAGS = ("speeds", "absences", "latency", "bandwidth", "threads", "device", "cores", "precision", "table")
+_SIMULATION_FLAGS = ("speeds", "absences", "latency", "bandwidth", "threads", "device", "cores", "precision")
 
 
 def _way(text: str | None) -> str | float | None:
@@ -61,9 +61,15 @@ def options_of(flags: Common, folder: Path, batch: bool | None = None) -> Option
         flags.time,
         Saving(folder, flags.checkpoint_every, flags.keep),
         Evaluation(*when, best_by=flags.keep_best, early_stop=stop),
-        Compute(flags.device, flags.cores, flags.precision, flags.threads, batch, flags.table),
+        Compute(flags.device, flags.cores, flags.precision, flags.threads, batch),
         Server(
-            flags.start, flags.optimizer, flags.schedule, flags.on_nonfinite, *map(_way, (flags.uplink, flags.downlink))
+            flags.start,
+            flags.optimizer,
+            flags.schedule,
+            flags.on_nonfinite,
+            _way(flags.uplink),
+            _way(flags.downlink),
+            flags.table,
         ),
     )
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -59,8 +58,10 @@ class AggregateState(State):
     def _formatted(self, value: Tensor) -> Tensor:
         """A gradient as the table keeps it."""
         if self.table_format == "half":
-            largest = torch.finfo(torch.bfloat16).max  # what is finite stays so
-            return value.clamp(-largest, largest).to(torch.bfloat16)
+            row, largest = torch.empty_like(value, dtype=torch.bfloat16), torch.finfo(torch.bfloat16).max
+            for rounded, part in blocks(row, value):
+                rounded.copy_(part.clamp(-largest, largest))  # what is finite stays so
+            return row
         return value.cpu() if self.table_format == "host" else value
 
     def replace(self, worker: int, value: Tensor) -> None:
@@ -75,10 +76,6 @@ class AggregateState(State):
         for total, old, new in blocks(self.total, self.row(worker).to(self.total.device), counted):
             if new.dtype == total.dtype:
                 total.add_(new - old)
-            elif total.is_cpu and new.dtype != torch.bfloat16:  # numpy converts on the way, torch first: a fifth slower
-                exact = total.numpy()
-                np.add(exact, new.numpy(), out=exact)
-                np.subtract(exact, old.numpy(), out=exact)
             else:
                 total.add_(new).sub_(old)  # in float64 the sums of float32 numbers round nothing
         self.table[worker] = row

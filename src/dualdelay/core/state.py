@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .work import Memory
 
-BLOCK = 65_536  # elements per pass, so that what one operation writes is still in the cache for the next
+BLOCK = 262_144  # elements per pass, so that what one operation writes is still in the cache for the next
 
 
 def blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:

@@ -30,10 +30,7 @@ class EventKind(StrEnum):
     @property
     def ends_job(self) -> bool:
         """Whether a worker's job has ended, one way or another."""
-        return self in _ENDS_OF_JOBS
-
-
-_ENDS_OF_JOBS = frozenset((EventKind.ARRIVAL, EventKind.REJECTED, EventKind.FAILED))
+        return self is EventKind.ARRIVAL or self is EventKind.REJECTED or self is EventKind.FAILED
 
 
 class Event(NamedTuple):

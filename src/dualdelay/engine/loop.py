@@ -257,18 +257,18 @@ class Loop:
         s, weights, mark = self.state, self.state.weights, self.state.weights._version
         version, descents = s.version, s.descents
         orders = decide()
-        name, descended = f"{type(self.algorithm).__name__}.{rule}", s.descents - descents
+        descended, wrong = s.descents - descents, ""
         if not descended and weights._version != mark:
-            raise BadInput(f"{name} wrote into state.x; move it with state.descend(...).")
-        if not descended and s.weights is not weights:
-            raise BadInput(f"{name} replaced state.weights without a new version; move it with state.descend(...).")
-        if s.version != version + descended:
-            raise BadInput(
-                f"{name} set state.version from {version} to {s.version}; leave it alone: state.descend(...) moves the "
-                "weights and counts."
-            )
-        if not isinstance(orders, list):
-            raise BadInput(f"{name} returned {orders!r}; expected a list of orders.")
+            wrong = "wrote into state.x; move it with state.descend(...)."
+        elif not descended and s.weights is not weights:
+            wrong = "replaced state.weights without a new version; move it with state.descend(...)."
+        elif s.version != version + descended:
+            set_to = f"set state.version from {version} to {s.version}"
+            wrong = f"{set_to}; leave it alone: state.descend(...) moves the weights and counts."
+        elif not isinstance(orders, list):
+            wrong = f"returned {orders!r}; expected a list of orders."
+        if wrong:
+            raise BadInput(f"{type(self.algorithm).__name__}.{rule} {wrong}")
         self.fleet.check(orders, self._ended)
         return orders
 

@@ -90,7 +90,7 @@ def shard_plan(spec: RunSpec) -> ShardPlan | None:
             what = f"the server of {name}" + ("" if stepper is None else f" with {stepper.describe()['optimizer']}")
             raise BadInput(f"{what} cannot be cut into {slices.count} shards: {why}. Leave shards out.")
     return ShardPlan(
-        spec.algorithm, spec.problem.workers, spec.seed, optimizer, spec.compute.gradient_table, slices, spec.x.dtype
+        spec.algorithm, spec.problem.workers, spec.seed, optimizer, spec.server.gradient_table, slices, spec.x.dtype
     )
 
 
@@ -124,7 +124,7 @@ def make_loop(spec: RunSpec, fleet: Fleet) -> Loop:
         "metrics": spec.evaluation.metrics,
         "on_nonfinite": None if isinstance(spec.fleet, RecordedFleet) else spec.server.on_nonfinite,
         "optimizer": spec.optimizer,
-        "table_format": spec.compute.gradient_table,
+        "table_format": spec.server.gradient_table,
         "keep_best": spec.evaluation.keeps,
     }
     if isinstance(fleet, ShardedCoordinator):

@@ -57,7 +57,7 @@ def _bytes(spec: RunSpec) -> int:
     """The memory that a run's state, its optimiser's moments, models in flight and known gradients take."""
     n, x = spec.problem.workers, spec.x
     state = spec.algorithm.init(torch.empty_like(x, device="meta"), n, Draws(spec.seed, "server"))
-    half = {"full": 1.0, "half": 0.5, "host": 0.0}[spec.compute.gradient_table]
+    half = {"full": 1.0, "half": 0.5, "host": 0.0}[spec.server.gradient_table]
     moments = 0 if spec.optimizer is None else 2
     total = (2.0 * n + moments) * x.nbytes
     for f in fields(state):

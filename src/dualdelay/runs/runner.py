@@ -72,6 +72,7 @@ class Runner:
         loggers = [*(() if reporting is None else reporting.log), *loop.fleet.loggers]
         self._monitor = Monitor(loggers, loop) if loggers else None
         self._notes = list(notes)
+        self._may_stop_early = any(member.spec.evaluation.early_stop is not None for member in members)
         self._interrupted = [False]
         self._ending = False  # whether what is left is to write down how it ended
         self._saved = len(loop.recorder), loop.moment if resumed else -1  # arrivals and moment of the last checkpoint
@@ -161,7 +162,7 @@ class Runner:
 
     def _stop_early(self) -> None:
         """Finish the runs that their early stopping ends."""
-        for k in sorted(self.loop.going):
+        for k in sorted(self.loop.going) if self._may_stop_early else ():
             member, evaluation = self.members[k], self.loop.evaluations[k]
             stop = member.spec.evaluation.early_stop
             if stop is not None and len(evaluation.rows) > member.judged:

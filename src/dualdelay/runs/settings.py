@@ -83,8 +83,6 @@ class Compute:
     """Threads that torch uses: small models are faster with one, another number gives other bits, None is torch's own."""
     batch: bool | None = None
     """Whether jobs in flight are computed many in one call, with other last digits; by default on a GPU."""
-    gradient_table: Literal["full", "half", "host"] = "full"
-    """How a method that remembers gradients keeps them: as they are, in half the memory (bfloat16), or on the host."""
     memory_limit: float | None = positive(None)
     """Bytes that runs of a sweep may take side by side; by default half of what is free."""
 
@@ -95,7 +93,7 @@ class Compute:
 
 @dataclass(frozen=True)
 class Server:
-    """How the server begins, how it moves the weights, and what it does about gradients that are not finite."""
+    """How the server begins, moves the weights, keeps gradients, and what it does about those that are not finite."""
 
     initial_weights: InitialWeights = None
     """A flat tensor, a state dict, a file of one, or an earlier run's folder or checkpoint; by default the problem's."""
@@ -113,6 +111,8 @@ class Server:
     downlink: Compress = None
     """How models are made small on their way to a worker, in the same ways: it is sent the difference to what it was sent
     before, and what one difference leaves out is in the next."""
+    gradient_table: Literal["full", "half", "host"] = "full"
+    """How a method that remembers gradients keeps them: as they are, in half the memory (bfloat16), or on the host."""
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -683,7 +683,7 @@ def _group(members: Sequence[Member], batcher: Batcher, which: Sequence[int], wa
         metrics=spec.evaluation.metrics,
         keep_best=spec.evaluation.keeps,
         optimizer=Optimizers(optimizers) if (optimizers := _optimizers(members)) else None,
-        table_format=spec.compute.gradient_table,
+        table_format=spec.server.gradient_table,
     )
     return Runner(loop, members, Reporting(watch=watch, progress=False))
 

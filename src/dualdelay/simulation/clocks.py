@@ -72,22 +72,28 @@ class Clock:
 
 
 def _seconds(function: Callable[..., Any], model: object, what: str, *arguments: Any) -> float:
-    """The seconds that a user's model gives, if that is what it does; a clock that goes backwards has no order."""
+    """The seconds that a user's model gives, if that is what it does; a clock that goes backwards has no order.
+
+    ``what`` is a text with places for the arguments.
+    """
     try:
         value = function(*arguments)
     except DualDelayError:
         raise
     except Exception as error:  # whatever a user's class raises
         raise BadInput(
-            f"{type(model).__name__} raised {type(error).__name__} {what}: {shortened(str(error), 1000)}. Expected "
-            f"seconds, zero or more; mend its '{getattr(function, '__name__', 'seconds')}'."
+            f"{type(model).__name__} raised {type(error).__name__} {what.format(*arguments)}: "
+            f"{shortened(str(error), 1000)}. Expected seconds, zero or more; mend its "
+            f"'{getattr(function, '__name__', 'seconds')}'."
         ) from error
     try:
         seconds = math.nan if isinstance(value, (str, bytes, bytearray)) else float(value)
     except Exception:  # no number, one too large, or whatever a user's class raises
         seconds = math.nan
     if not seconds >= 0:
-        raise BadInput(f"{type(model).__name__} gave {shown(value)} {what}; expected seconds, zero or more.")
+        raise BadInput(
+            f"{type(model).__name__} gave {shown(value)} {what.format(*arguments)}; expected seconds, zero or more."
+        )
     return seconds
 
 
@@ -138,14 +144,14 @@ class VirtualClock(Clock):
     def _arrival(self, work: Work, travel: float, earliest: float) -> Event:
         """The arrival of a job that can begin at ``earliest``, after what the worker already has to do."""
         worker, draw, steps = work.worker, work.draw, work.steps
-        start, what = max(earliest, self._free.get(worker, 0.0)), f"for job {draw} of worker {worker}"
+        start = max(earliest, self._free.get(worker, 0.0))
         batches: Any = plain_number(work.batches)
         if not isinstance(batches, (int, float)) or not 0 <= batches < math.inf:
             raise BadInput(
                 f"the problem's 'batches' gave {shown(batches)} for worker {worker}; expected a number of minibatches, "
                 "zero or more."
             )
-        job = (worker, draw, start, batches * steps)
+        job, what = (worker, draw, start, batches * steps), "for job {1} of worker {0}"
         seconds = _seconds(self._speeds.job, self._speeds, what, *job) if start < math.inf else math.inf
         self._free[worker] = start + seconds
         return Event(start + seconds + travel, EventKind.ARRIVAL, worker, draw, seconds, start, batches, steps)
@@ -165,7 +171,9 @@ class VirtualClock(Clock):
             self._push(event)
 
     def _travel(self, size: int) -> float:
-        return _seconds(self._link.seconds, self._link, f"for {size} bytes", size)
+        if type(self._link) is Link:  # and no user's own
+            return self._link.seconds(size)
+        return _seconds(self._link.seconds, self._link, "for {} bytes", size)
 
     def poll(self, worker: int) -> None:
         """The question travels, and the worker goes on meanwhile; steps take equal parts of a job's time."""
@@ -240,7 +248,7 @@ class VirtualClock(Clock):
     def peek(self) -> Event | None:
         while self._heap:
             event = self._heap[0][2]
-            if not self._is_cancelled(event):
+            if not self._cancelled or not self._is_cancelled(event):
                 return event if event.time < math.inf else None
             heapq.heappop(self._heap)
         return None

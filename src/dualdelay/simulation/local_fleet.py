@@ -104,7 +104,8 @@ class LocalFleet(Fleet):
             computed = self._apart.submit(self._gradients.take, task).result()
         self._norm = computed.norm
         if self._ahead:
-            task = task._replace(kept=self._held.get(event.worker))
+            if self._held:
+                task = task._replace(kept=self._held.get(event.worker))
             done = self._half.run(self._problem, task, (computed.value, computed.loss))
         else:
             done = Answer(computed.value, computed.keep, computed.loss, event.steps)
@@ -128,14 +129,15 @@ class LocalFleet(Fleet):
         super().retry(job, steps)
 
     def accept(self, a: Arrival) -> None:
-        del self._jobs[a.worker][a.job.draw]
-        self._gradients.ended(a.worker, [a.job.draw])
+        worker, draw, _ = a.job
+        del self._jobs[worker][draw]
+        self._gradients.ended(worker, [draw])
         if self._keep is not None:
-            self._held[a.worker] = self._keep
-        else:
-            self._held.pop(a.worker, None)
+            self._held[worker] = self._keep
+        elif self._held:
+            self._held.pop(worker, None)
         if not self._ahead:
-            self._begin_next(a.worker)
+            self._begin_next(worker)
 
     def held(self) -> dict[int, Kept]:
         return self._held
