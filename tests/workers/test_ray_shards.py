@@ -35,7 +35,7 @@ def test_slices_in_pieces_replay_to_the_same_bits_and_go_on_with_any_number_of_s
     assert set(run.trace.bytes.tolist()) == {200_000} == set(run.trace.down.tolist())
     assert len(files(folder, "shard")) == 3 * len(files(folder, "safetensors"))
     check_replay(run, folder, problem)
-    for updates, shards in ((30, 2), (40, None), (50, 1)):
+    for updates, shards in ((30, None), (40, 2)):
         run = dd.resume(folder, updates, problem=problem, fleet=dd.RayFleet(cpus=0.25, shards=shards))
         assert run.version == updates
     check_replay(run, folder, problem)
@@ -73,10 +73,9 @@ def test_a_shard_that_dies_before_anything_was_saved_ends_a_run_without_a_folder
         dd.train(dd.DuDe(lr=2.0**-6), Wide(), fleet, updates=10**6)
 
 
-@pytest.mark.parametrize("name", ["scaffold", "quafl"])
-def test_methods_that_send_several_vectors_and_keep_some_at_the_workers(tmp_path, name):
+def test_a_method_that_sends_several_vectors_and_keeps_some_at_the_workers(tmp_path):
     problem, folder = Wide(weights=1000), tmp_path / "run"
-    run = dd.train(dd.ALGORITHMS[name](lr=0.01), problem, dd.RayFleet(cpus=0.25, shards=2), updates=12, folder=folder)
+    run = dd.train(dd.ALGORITHMS["scaffold"](lr=0.01), problem, dd.RayFleet(cpus=0.25, shards=2), updates=12, folder=folder)
     check_replay(run, folder, problem)
     again = dd.resume(folder, 20, problem=problem, fleet=dd.RayFleet(cpus=0.25, shards=3))
     check_replay(again, folder, problem)

@@ -70,11 +70,15 @@ def named(value: Any) -> Mapping[str, Any]:
 
 
 class Store:
-    """Where a shard keeps the models that it lends to workers: here, in copies."""
+    """Where a shard keeps the models that it lends to workers: here, as they are."""
+
+    def copies(self, x: Tensor) -> bool:
+        """Whether weights are copied when they are put, so that the shard may go on writing into them."""
+        return False
 
     def put(self, sent: Sent) -> Any:
-        """Copy a model; returns its place."""
-        return copy.deepcopy(sent)
+        """Keep a model; returns its place."""
+        return sent
 
     def get(self, place: Any) -> Sent:
         """A model that was put."""
@@ -133,7 +137,11 @@ class Shard:
 
     def keep(self, key: int, worker: int | None) -> None:
         """Lend the current model, or what the method makes of it for one worker, until it is dropped."""
-        sent: Sent = self.state.weights if worker is None else checked_model(self._plan.algorithm, self.state, worker)
+        state = self.state
+        if worker is not None:
+            sent = checked_model(self._plan.algorithm, state, worker)
+        else:
+            sent = state.weights if self._store.copies(state.weights) else state.x
         self._models[key], self._newest = self._store.put(sent), key
 
     def drop(self, keys: Sequence[int]) -> None:
@@ -160,10 +168,6 @@ class Shard:
     def weights(self) -> Tensor:
         """The current weights."""
         return self.state.weights
-
-    def model(self, key: int) -> Sent:
-        """A model that was lent."""
-        return self._store.get(self._models[key])
 
     def checksums(self) -> list[int]:
         """Of the weights after each arrival since this was asked last."""

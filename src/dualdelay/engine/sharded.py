@@ -42,6 +42,9 @@ class Shards(Protocol):
     def ask(self, name: str, *args: Any) -> list[Any]:
         """What each shard answers, after all that it was told before."""
 
+    def weights(self) -> Tensor:
+        """The current weights, whole, after all that was told before."""
+
     def save(self, folder: Path | None, moment: int) -> Any:
         """Have every shard write what it needs to continue later; what is returned names it."""
 
@@ -72,7 +75,7 @@ class ShardedLoop(Loop):
 
     @property
     def x(self) -> Tensor:
-        return torch.cat(self.shards.ask("weights"))
+        return self.shards.weights()
 
     def advance(self) -> Arrival | None:
         absorbed = super().advance()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..core import Arrival, Order
@@ -39,6 +40,10 @@ class LocalShards:
     def ask(self, name: str, *args: Any) -> list[Any]:
         """What each shard answers."""
         return [getattr(shard, name)(*args) for shard in self.all]
+
+    def weights(self) -> Tensor:
+        """The current weights, whole."""
+        return torch.cat([shard.state.weights for shard in self.all])
 
     def save(self, folder: Path | None, moment: int) -> Any:
         """What each shard needs to continue later."""

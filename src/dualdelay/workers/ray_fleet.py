@@ -427,7 +427,7 @@ class RayTransport:
         else:
             actor = self._start_ranks(worker, incarnation, options)
         if self._shards is not None:
-            actor.reach.remote(self._shards.line(fleet.piece))
+            actor.reach.remote(self._shards.line())
         self._actors[worker] = actor
         self._lives[actor.stay.options(concurrency_group="stay").remote()] = (worker, incarnation)
         count = self._problem.needs_sample_counts  # its data are then built in the thread that will use them

@@ -51,10 +51,13 @@ class _Lent(Store):
     def __init__(self, piece: int) -> None:
         self._piece = piece
 
+    def copies(self, x: Tensor) -> bool:
+        return x.nbytes <= self._piece
+
     def put(self, sent: Sent) -> Any:
         import ray
 
-        return {name: ray.put(array) if array.nbytes <= self._piece else array.copy() for name, array in _arrays(sent)}
+        return {name: ray.put(array) if array.nbytes <= self._piece else array for name, array in _arrays(sent)}
 
     def get(self, place: Any) -> Sent:
         import ray
@@ -173,6 +176,11 @@ class ShardActor:
         """Some numbers of a model that is lent; None if it was dropped."""
         place = self.shard.lent(key)
         return None if place is None else place[name][start:stop]
+
+    async def weights(self, number: int, start: int, stop: int) -> Array:
+        """Some of the current weights, after as many batches as the number says."""
+        await self._after(number)
+        return as_arrays(self.shard.state.weights[start:stop])  # type: ignore[no-any-return]
 
     async def push(self, worker: int, name: MessageName, parts: Mapping[str, Any]) -> bool:
         """A worker's message, or the last of it; whether all its numbers are finite."""
@@ -309,8 +317,7 @@ class RayShards:
     """All shards of a run, as its head reaches them."""
 
     def __init__(self, ray: Any, plan: ShardPlan, x: Tensor, threads: int, piece: int, files: Files) -> None:
-        self._ray, self._plan = ray, plan
-        self._files = files
+        self._ray, self._plan, self._piece = ray, plan, piece
         make = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD")(ShardActor)
         shared = ray.put(plan)
         self.actors = [make.remote(shared, k, threads, piece, files) for k in range(plan.slices.count)]
@@ -319,24 +326,47 @@ class RayShards:
         self._sent = 0  # batches
         self.places: list[tuple[str, int]] = []
         """The node and the process of each shard."""
-        self._hand_out(x, piece)
+        self._hand_out(x)
         count = _CHILDREN
         children = [self.actors[count * k + 1 : count * k + 1 + count] for k in range(len(self.actors))]
         begun = [actor.begin.remote(those) for actor, those in zip(self.actors, children, strict=True)]
         self.places = self._answers(begun)
         self._lives = {actor.stay.remote(): k for k, actor in enumerate(self.actors)}
 
-    def _hand_out(self, x: Tensor, piece: int) -> None:
+    def _hand_out(self, x: Tensor) -> None:
         """Send the shards their initial weights."""
-        step = max(1, piece // x.element_size())
+        for actor, start, first, last in self._pieces():
+            self._answers([actor.take_weights.remote(first - start, x[first:last].numpy())])
+
+    def _pieces(self) -> Iterator[tuple[Any, int, int, int]]:
+        """Pieces of the weights: whose they are, where its slice begins, and where they begin and end."""
+        step = max(1, self._piece // self._plan.dtype.itemsize)
         for actor, (start, stop) in zip(self.actors, self._plan.slices.places, strict=True):
             for first in range(start, stop, step):
-                part = x[first : min(first + step, stop)].numpy()
-                self._answers([actor.take_weights.remote(first - start, part)])
+                yield actor, start, first, min(first + step, stop)
 
-    def line(self, piece: int) -> ShardLine:
+    def line(self) -> ShardLine:
         """What workers need to reach the shards."""
-        return ShardLine(self._plan, self.actors, piece)
+        return ShardLine(self._plan, self.actors, self._piece)
+
+    def weights(self) -> Tensor:
+        """The current weights, whole, after all that was told before."""
+        self.flush()
+        x = torch.empty(self._plan.slices.length, dtype=self._plan.dtype)
+        for actor, start, first, last in self._pieces():
+            (part,) = self._answers([actor.weights.remote(self._sent, first - start, last - start)])
+            x[first:last] = torch.from_numpy(part)
+        return x
+
+    def model(self, key: int) -> Sent:
+        """A model that is lent, whole."""
+        self.flush()
+        try:
+            sent: Sent = as_tensors(self.line().pull(key, fresh=True))
+        except NotThere:
+            self.check()
+            raise ShardLost("a shard of the server has died.") from None
+        return sent
 
     def release(self, key: int) -> None:
         """Nobody needs a model any more; the shards hear of it with what they are told next."""

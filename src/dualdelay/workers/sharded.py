@@ -16,7 +16,7 @@ from ..core.work import Sent
 from ..engine.events import Event
 from ..engine.fleet import Model
 from ..engine.half import Half, checked_model
-from ..engine.shard import MessageName, ShardPlan, joined_model, named
+from ..engine.shard import MessageName, ShardPlan, named
 from ..engine.sharded import MessageFleet, Shards
 from .coordinator import Coordinator
 from .settings import WorkerFleet
@@ -31,6 +31,9 @@ class LendingShards(Shards, Protocol):
 
     def release(self, key: int) -> None:
         """Nobody needs a model any more."""
+
+    def model(self, key: int) -> Sent:
+        """A model that is lent, whole."""
 
 
 class LentModel:
@@ -104,7 +107,7 @@ class ShardedCoordinator(Coordinator, MessageFleet):
         return model
 
     def _weights(self, model: Model) -> Sent:
-        return joined_model(self.shards.ask("model", model.x.key), self.plan.model_vectors())
+        return self.shards.model(model.x.key)
 
     def _saved(self, model: Model) -> int:
         key: int = model.x.key
