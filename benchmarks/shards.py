@@ -178,7 +178,7 @@ def head(most_workers: int, most_shards: int, updates: int) -> None:
 def large(weights: int, store: int, updates: int) -> None:
     begin = time.perf_counter()
     fleet = dd.RayFleet(cpus=0.5, shards=1, store=store)
-    run = train(dd.Vanilla(lr=1e-6), Constant(1, weights), fleet, updates)
+    run = train(dd.VanillaASGD(lr=1e-6), Constant(1, weights), fleet, updates)
     expected = torch.zeros(1)
     for _ in range(run.version):
         expected = torch.add(expected, torch.full((1,), 0.5), alpha=-1e-6)
