@@ -1,4 +1,5 @@
 import gc
+import math
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -10,11 +11,13 @@ import torch
 os.environ["TRITON_INTERPRET"] = "1"  # before an optimiser's first step, which imports Triton: kernels run without a GPU
 
 import dualdelay as dd
+from dualdelay.runs import processes
 from own import METHODS
 from tables import ALGORITHMS, DUDES
 
 os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = "(?s).*"  # before Ray is imported: the tests kill workers on purpose
 pytest_plugins = ["browser"]
+processes.AFTER = math.inf  # sweeps stay in this process, where tests count and change things, unless a test says otherwise
 torch.set_num_threads(1)  # the tensors are tiny: a second thread would mostly wait
 
 
@@ -26,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     if not items or not items[0].config.getoption("every_case"):
         items[:] = _some_cases(items)
-    items.sort(key=lambda item: item.path.stem == "test_ray_cluster")
+    items.sort(key=lambda item: item.path.stem in ("test_cluster", "test_ray_cluster"))
     for item in items:
         if item.path.stem.startswith("test_ray") or "ray_here" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.real)

@@ -105,8 +105,10 @@ def test_an_algorithm_knows_only_the_core() -> None:
             assert ours <= {"core", "algorithms"}, name
 
 
-def test_matplotlib_and_ray_are_imported_in_one_file_each_and_pickle_in_none() -> None:
-    for library, files in (("matplotlib", {"analysis.figures"}), ("ray", {"workers.ray_fleet"}), ("pickle", set())):
+def test_matplotlib_and_cloudpickle_are_imported_in_one_file_each_ray_in_two_and_pickle_in_none() -> None:
+    homes = {"matplotlib": {"analysis.figures"}, "cloudpickle": {"runs.processes"}}
+    homes["ray"] = {"workers.ray_fleet", "workers.ray_shards"}  # workers, and the shards of a server
+    for library, files in {**homes, "pickle": set()}.items():
         users = {name for name, path in modules() if any(other.split(".")[0] == library for other in imports(path))}
         assert users == files
 

@@ -21,7 +21,8 @@ import dualdelay as dd
 from dualdelay.core.environment import environment
 from dualdelay.paper.experiment import Cell, Experiment
 from dualdelay.runs.spec import Options
-from dualdelay.runs.sweep import Point, run_points
+from dualdelay.runs.sweep import run_points
+from dualdelay.runs.together import Point
 
 CELLS = Path(__file__).parent / "cifar10"
 EXPERIMENT = Experiment(10, (0.1,), (5.0, 1.0), (0, 1, 2), evaluations=10)

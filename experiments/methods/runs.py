@@ -22,7 +22,8 @@ from dualdelay.core.environment import environment
 from dualdelay.paper.tables import GROUP, Outcome, table_of
 from dualdelay.runs.names import describe
 from dualdelay.runs.spec import Options
-from dualdelay.runs.sweep import Point, run_points
+from dualdelay.runs.sweep import run_points
+from dualdelay.runs.together import Point
 from dualdelay.storage.files import make_folder, write
 
 TOGETHER = 48  # runs that a process computes side by side, and what is lost when it is killed

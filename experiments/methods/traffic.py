@@ -23,7 +23,8 @@ from dualdelay.analysis.figures import Curve, Panel, draw_panels
 from dualdelay.core.environment import environment
 from dualdelay.paper.tables import markdown
 from dualdelay.runs.spec import Options
-from dualdelay.runs.sweep import Point, run_points
+from dualdelay.runs.sweep import run_points
+from dualdelay.runs.together import Point
 from dualdelay.storage.files import make_folder, write
 
 HERE = Path(__file__).parent

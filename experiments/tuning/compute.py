@@ -21,7 +21,9 @@ from settings import STAGES
 
 import dualdelay as dd
 from dualdelay.core.environment import environment
-from dualdelay.runs.sweep import Options, Point, run_points
+from dualdelay.runs.spec import Options
+from dualdelay.runs.sweep import run_points
+from dualdelay.runs.together import Point
 
 PARTS = Path("runs/tuning")
 RESULTS = Path(__file__).parent / "results"

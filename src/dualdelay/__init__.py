@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .runs.sweep import Sweep, compare, grid, sweep
     from .simulation.speeds import FixedSpeeds, SpeedModel, TruncatedNormalSpeeds
     from .workers.ray_fleet import RayFleet
+    from .workers.ray_tasks import Cluster
     from .workers.settings import FaultPolicy, FleetControl
     from .workers.sites.fleet import SiteFleet
 
@@ -49,6 +50,7 @@ __all__ = [
     "BadInput",
     "Batches",
     "Cifar10",
+    "Cluster",
     "Compute",
     "Digits",
     "Draws",
@@ -135,6 +137,7 @@ _HOMES = {
     "runs.sweep": ("Sweep", "compare", "grid", "sweep"),
     "simulation.speeds": ("FixedSpeeds", "SpeedModel", "TruncatedNormalSpeeds"),
     "workers.ray_fleet": ("RayFleet",),
+    "workers.ray_tasks": ("Cluster",),
     "workers.sites.fleet": ("SiteFleet",),
     "workers.settings": ("FaultPolicy", "FleetControl"),
 }

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 import dualdelay as dd
-from dualdelay.cli import main
+from dualdelay.cli import commands, main
+from dualdelay.runs.sweep import run_points
 
 Q2 = "quadratic[centers=[[0.0],[6.0]],noise=0.1]"
 FLAGS = ("--problem", Q2, "--speeds", "fixed[times=[1,2]]", "--updates", "8", "--evaluate-every", "2", "--uplink", "int8")
@@ -120,6 +121,27 @@ def test_keys_may_be_written_with_underscores_and_lists_of_one_as_their_value(sh
     Path("run.toml").write_text(f'algorithms = "dude[lr=0.1]"\nproblem = "{Q2}"\nseeds = 3\ntime = 4\nevaluate_every = 1')
     line = shell("compare", "--config", "run.toml", "--folder", "all")
     assert [run["seed"] for run in line["runs"]] == [3] and line["runs"][0]["time"] == 4.0
+
+
+def test_no_file_decides_which_cluster_computes_and_none_is_kept_in_one(
+    shell: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f'algorithms = "dude[lr=0.1]"\nproblem = "{Q2}"\ntime = 4\n'
+    Path("run.toml").write_text(f'{text}cluster = "10.0.0.5:6379"')
+    error = shell("compare", "--config", "run.toml")
+    assert "say so again: dualdelay compare --config run.toml --json --cluster 10.0.0.5:6379\n" in error
+    Path("run.toml").write_text(f"{text}insecure = true")
+    assert "has 'insecure', which no file decides" in shell("compare", "--config", "run.toml")
+    Path("run.toml").write_text(text)
+    used = []
+    monkeypatch.setattr(
+        commands, "run_points", lambda points, *rest, on, **more: used.append(on) or run_points(points, *rest)
+    )
+    assert shell("compare", "--config", "run.toml", "--folder", "all", "--cluster", "local", "--cluster-gpus", "0.5")[
+        "runs"
+    ]
+    assert used == [dd.Cluster(None, 1.0, 0.5)]
+    assert "cluster" not in Path("all/command.toml").read_text() and "insecure" not in Path("all/command.toml").read_text()
 
 
 @pytest.mark.parametrize(

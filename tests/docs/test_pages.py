@@ -178,6 +178,11 @@ def test_the_page_on_the_shell_has_every_command() -> None:
     assert [name for name in COMMANDS if f"| `{name}` |" not in page] == []
 
 
+def test_the_page_on_clusters_has_every_setting() -> None:
+    page = (ROOT / "docs" / "how_to" / "cluster_sweeps.md").read_text()
+    assert [name for name in inspect.signature(dd.Cluster).parameters if f"| `{name}" not in page] == []
+
+
 def test_dudes_file_is_shown_as_it_is() -> None:
     again = "write it again: python tests/docs/test_pages.py"
     assert blocks(EXPLANATION, "py") == [DUDE.read_text()], again

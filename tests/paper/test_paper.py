@@ -44,9 +44,14 @@ PANEL = (0.1, 1.0)
 
 def computed(experiment, folder):
     """Compute what is missing; the names of the runs that were computed."""
-    names = {}
-    compute(experiment, folder, report=lambda share, text: names.setdefault(text.partition("; ")[2]))
-    return list(names)
+
+    def names():
+        runs = {cell: load(cell, folder)["runs"] for cell in experiment.cells()}
+        return {f"std {cell.std:g}, seed {cell.seed}, {name}": None for cell, held in runs.items() for name in held}
+
+    before = names()
+    compute(experiment, folder)
+    return [name for name in names() if name not in before]
 
 
 def report(experiment, runs, folder):
@@ -331,10 +336,12 @@ def test_a_step_that_diverges_is_reported_and_not_chosen(tmp_path):
 def test_runs_side_by_side_are_those_computed_one_by_one():
     cell = next(replace(TINY, alphas=(0.1,), steps=(0.2,), updates=30).cells())
     keys, problems, shares = list(cell.wanted()), {0.1: cell.problem(0.1)}, []
-    alone = run_batch(cell, keys, problems, lambda share, text: None, dd.Compute(batch=False))
-    together = run_batch(cell, keys, problems, lambda share, text: shares.append(share), dd.Compute(batch=True))
+    alone, together = {}, {}
+    for batch, kept, told in ((False, alone, []), (True, together, shares)):
+        keep = lambda key, record, kept=kept: kept.setdefault(key.name, record)  # noqa: E731
+        run_batch(cell, keys, problems, lambda share, text, told=told: told.append(share), dd.Compute(batch=batch), keep)
     assert sum(share < 1 for share in shares) < len(keys), "each run that is computed alone is reported"
-    assert list(together) == list(alone) == [key.name for key in keys]
+    assert sorted(together) == sorted(alone) == sorted(key.name for key in keys)
     k, samples = operations(problems[0.1]), operations(problems[0.1], samples=1437)  # all, if one worker has them
     close = drift(30, 0.2, k, torch.float32) + rounding(samples, torch.float32)
     for name, run in together.items():

@@ -109,7 +109,7 @@ def test_a_seed_names_problem_speeds_and_start_alike() -> None:
 @pytest.mark.parametrize("compute", [TOGETHER, ALONE], ids=["together", "alone"])
 def test_the_report_grows_from_nothing_to_all(compute: dd.Compute, monkeypatch: pytest.MonkeyPatch) -> None:
     moments = (k / 10 for k in count())  # the clock is a tenth of a second later each time it is read
-    monkeypatch.setattr("dualdelay.runs.sweep.clock", SimpleNamespace(monotonic=lambda: next(moments)))
+    monkeypatch.setattr("dualdelay.runs.together.clock", SimpleNamespace(monotonic=lambda: next(moments)))
     shares: list[float] = []
     reporting = dd.Reporting(report=lambda share, text: shares.append(share), progress=False)
     done = sweep({"algorithm": METHODS, "lr": [LR, 1e200, 0.05]}, compute=compute, watch=reporting)

@@ -30,16 +30,18 @@ from ..runs.seeds import unvaried
 from ..runs.settings import Compute, Evaluation, Reporting, Saving, Server, SimulatedFleet
 from ..runs.simulate import run_one
 from ..runs.spec import Options
-from ..runs.sweep import Point, label_of, named, one_table, path_of, require_place, run_points
+from ..runs.sweep import label_of, named, one_table, path_of, require_place, run_points
+from ..runs.together import Point
 from ..simulation.availability import announced
 from ..simulation.link import Link
 from ..simulation.speeds import SpeedModel
 from ..storage.files import make_folder, remove, save_table, write
 from ..storage.folder import Folder
 from ..storage.record import RunRecord
+from ..workers.ray_tasks import Cluster
 from ..workers.settings import WorkerFleet
 from . import config, datasets, downloads, shared, texts
-from .flags import Common, Compare, Data, List, Replay, Resume, Train
+from .flags import Common, Compare, Data, List, Paper, Replay, Resume, Train
 
 _SIMULATION_FLAGS = ("speeds", "absences", "latency", "bandwidth", "threads", "device", "cores", "precision")
 
@@ -139,9 +141,22 @@ class _Noted:
             self._written = True
 
 
+def cluster_of(flags: Compare | Paper) -> Cluster | None:
+    """The cluster that the runs of a command are computed on; None: this machine."""
+    if flags.cluster is None:
+        given = {"--cluster-cpus": flags.cluster_cpus != 1.0, "--cluster-gpus": flags.cluster_gpus != 0.0}
+        if others := [flag for flag, said in {**given, "--insecure": flags.insecure}.items() if said]:
+            raise BadInput(f"{' and '.join(others)} is given without a cluster; name it: --cluster 10.0.0.5:6379")
+        return None
+    address = None if flags.cluster == "local" else flags.cluster
+    return Cluster(address, flags.cluster_cpus, flags.cluster_gpus, insecure=flags.insecure)
+
+
 def compare(flags: Compare) -> None:
     """Train with several methods on the same data, simulated speeds, initial weights and minibatches."""
-    common, seeds = flags.common, flags.seeds
+    common, seeds, cluster = flags.common, flags.seeds, cluster_of(flags)
+    if cluster is not None and common.tensorboard is not None:
+        raise BadInput("--tensorboard is written by this process, and --cluster computes elsewhere; leave out one of both.")
     shared.import_all(common.imports)
     methods = [parse("algorithm", text) for texts in flags.algorithms for text in alternatives(texts)]
     named(methods)  # refuses an empty or doubled list before anything is computed
@@ -166,6 +181,8 @@ def compare(flags: Compare) -> None:
             watch=Reporting(progress=False, report=report),
             display=display,
             notes=[f"the same for all seeds: {what}" for what in _constants(common, seeds)],
+            on=cluster,
+            here=common.tensorboard is not None,
         )
     save_table(folder / "comparison.parquet", sweep.columns)
     printing.print_comparison(sweep, console)

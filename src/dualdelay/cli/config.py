@@ -21,9 +21,10 @@ from ..core.texts import parse_call
 from .flags import DEFAULT_PROBLEM, Compare, Train
 
 FILE = "command.toml"
-_ELSEWHERE = ("folder", "tensorboard", "json", "config")  # where something goes is said anew
+_CLUSTER = ("cluster", "cluster_cpus", "cluster_gpus", "insecure")
+_ELSEWHERE = ("folder", "tensorboard", "json", "config", *_CLUSTER)  # where something goes or is computed is said anew
 _TRUST = ("address", "host", "insecure")  # settings of a fleet that say whom to trust
-_UNSAID = {"imports": (), "problem": DEFAULT_PROBLEM, "fleet": "simulated"}
+_UNSAID = {"imports": (), "problem": DEFAULT_PROBLEM, "fleet": "simulated", "cluster": None}
 
 
 def _key(name: str) -> str:
@@ -79,6 +80,8 @@ def _named_again(values: Mapping[str, Any]) -> list[str]:
         words += ["--problem", shlex.quote(values["problem"])]
     if trusted := _trusts(values.get("fleet", "")):
         words += ["--fleet", shlex.quote(trusted)]
+    if cluster := values.get("cluster"):
+        words += ["--cluster", shlex.quote(cluster)]
     return words
 
 
@@ -94,6 +97,8 @@ def read(path: Path, command: str, kind: Any) -> tuple[Any, list[str]]:
         raise BadInput(
             f"{path} is of the command {shown(other)}; run it with: dualdelay {shortened(str(other))} --config {path}"
         )
+    if "insecure" in values:
+        raise BadInput(f"{path} has 'insecure', which no file decides: leave it out, and say --insecure if that is right.")
     hints = {_key(name): (name, hint) for name, hint in _flat(kind).items() if name not in ("config",)}
     known: dict[str, Any] = {}
     for key, value in values.items():
@@ -107,7 +112,7 @@ def read(path: Path, command: str, kind: Any) -> tuple[Any, list[str]]:
         if name not in known:
             raise BadInput(f"{path} has no {name}; add a line such as: {_EXAMPLES[name]}")
     again = _named_again(known)
-    for name in ("imports", *(["problem"] if "--problem" in again else []), *(["fleet"] if "--fleet" in again else [])):
+    for name in ("imports", *(name for name in ("problem", "fleet", "cluster") if f"--{name}" in again)):
         known.pop(name, None)
     own = {field.name for field in fields(kind)}
     shared = {name: value for name, value in known.items() if name not in own}

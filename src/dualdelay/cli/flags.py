@@ -37,6 +37,18 @@ TrySeconds = Annotated[
         help_behavior_hint="",
     ),
 ]
+Cluster = Annotated[
+    str | None,
+    tyro.conf.arg(
+        metavar="ADDRESS",
+        help="Compute the runs on a Ray cluster, such as 10.0.0.5:6379 or auto, or on one that is started here: local. Its "
+        "machines have to share the folder. By default on this machine, on all cores.",
+        help_behavior_hint="",
+    ),
+]
+ClusterCpus = Annotated[float, tyro.conf.arg(help="With --cluster: processors that a run claims.")]
+ClusterGpus = Annotated[float, tyro.conf.arg(help="With --cluster: GPUs that a run claims and is computed on, or a share.")]
+Insecure = Annotated[bool, tyro.conf.arg(help="With --cluster: join one that asks for neither token nor certificate.")]
 OneFolder = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FOLDER")]
 Config = Annotated[
     Path | None,
@@ -106,7 +118,8 @@ class Common:
     device: MaybeText = None
     """Where simulated workers compute: cpu, or cuda for a GPU, where many gradients are taken in one call."""
     cores: MaybeInt = None
-    """Cores that compute jobs in flight on the processor; by default all, if a gradient takes long enough."""
+    """Cores to use on the processor, with the same bits whatever their number; by default all: runs that are compared go
+    side by side, and a single run's jobs in flight if a gradient takes long enough."""
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"
     """How precisely a network's products and convolutions are computed; tf32 on a GPU only."""
     table: Literal["full", "half", "host"] = "full"
@@ -147,8 +160,8 @@ class Compare:
     Example: dualdelay compare 'dude[lr=0.05]' 'vanilla[lr=0.05]' 'sync[lr=0.05]' --time 500 --seeds 0 1 2
 
     A grid: dualdelay compare 'dude[lr=0.01|0.05,wait_for=1|3]' 'vanilla[lr=0.01|0.05]' --problem 'digits[alpha=0.1|0.5]'
-    --time 100; on a GPU (--device cuda) its runs are computed side by side. With a --folder that holds some of the runs
-    already, only the others are computed.
+    --time 100. Its runs are computed side by side, on all cores, on a GPU (--device cuda) or on a cluster (--cluster
+    10.0.0.5:6379). With a --folder that holds some of the runs already, only the others are computed.
     """
 
     algorithms: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="ALGORITHM", help_behavior_hint="")]
@@ -156,6 +169,10 @@ class Compare:
     common: tyro.conf.OmitArgPrefixes[Common]
     seeds: tuple[int, ...] = (0,)
     """One run of each method for each seed."""
+    cluster: Cluster = None
+    cluster_cpus: ClusterCpus = 1.0
+    cluster_gpus: ClusterGpus = 0.0
+    insecure: Insecure = False
     config: Config = None
 
 
@@ -468,4 +485,8 @@ class Paper:
     """On a GPU: float32, tf32 or bfloat16."""
     cores: MaybeInt = None
     """Processor cores to use; by default all."""
+    cluster: Cluster = None
+    cluster_cpus: ClusterCpus = 1.0
+    cluster_gpus: ClusterGpus = 0.0
+    insecure: Insecure = False
     json: Json = False

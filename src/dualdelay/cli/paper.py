@@ -11,6 +11,7 @@ from ..paper.experiment import FIGURES
 from ..paper.report import write_all
 from ..paper.tables import outcomes
 from ..runs.progress import SweepProgress
+from .commands import cluster_of
 from .flags import Paper
 from .shared import finish, make_console
 
@@ -39,6 +40,7 @@ def paper(flags: Paper) -> None:
                 precision=flags.precision,
                 cores=flags.cores,
                 report=report,
+                on=cluster_of(flags),
             )
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"the runs that ended are kept in {folder}; go on with the same command") from None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from ..core.errors import BadInput, RunFailed
 from ..engine.result import Run
 from ..runs.settings import Compute, Evaluation, Reporting, Saving, Server, SimulatedFleet
 from ..runs.spec import Options
-from ..runs.sweep import Point, Report, run_points
+from ..runs.sweep import run_points
+from ..runs.together import Point, Report
 from ..storage.files import make_folder, write
+from ..workers.ray_tasks import Cluster
 from .experiment import Cell, Experiment, Key, classes, draws
 
 CURVES = ("time", "version", "objective", "pooled_loss", "accuracy")
@@ -31,17 +34,17 @@ def compute(
     precision: str = "float32",
     cores: int | None = None,
     report: Report = lambda share, text: None,
+    on: Cluster | None = None,
 ) -> None:
-    """Compute every run that the folder does not hold yet.
+    """Compute every run that the folder does not hold yet, on this machine or on a cluster, cell after cell.
 
-    On a GPU the runs of a cell are computed side by side and kept when all have ended, elsewhere one after the other: a
-    computation that is killed loses no more than that.
+    On a GPU the runs of a cell are computed together and kept when all have ended; elsewhere each is kept when it has
+    ended, and a computation that is killed loses no more than what is under way.
     """
     contents = {cell: load(cell, folder) for cell in experiment.cells()}  # refuses other files before it computes anything
     missing = {cell: [key for key in cell.wanted() if key.name not in contents[cell]["runs"]] for cell in contents}
     total = sum(len(list(cell.wanted())) for cell in contents)
     done = total - sum(map(len, missing.values()))
-    side_by_side = device is not None and device.startswith("cuda")
     versions = {name: environment()[name] for name in ("torch", "numpy", "python")}
     means = {"device": device or "cpu", "precision": precision, **versions}
     for cell, keys in missing.items():
@@ -54,37 +57,60 @@ def compute(
             content["splits"].setdefault(f"{alpha:.15g}", split)
         if means not in content["computed"]:
             content["computed"].append(means)
-        for batch in [keys] if side_by_side else [[key] for key in keys]:
-            place = f"std {cell.std:g}, seed {cell.seed}" + ("" if side_by_side else f", {batch[0].name}")
-            progress = partial(_report_batch, report, done, len(batch), total, place)
-            content["runs"] |= run_batch(cell, batch, problems, progress, Compute(device, cores, precision))
-            make_folder(folder)
-            write(_path(cell, folder), _text(content).encode())
-            done += len(batch)
+        tell = partial(_report_cell, report, done, len(keys), total, cell, content, len(content["runs"]))
+        run_batch(cell, keys, problems, tell, Compute(device, cores, precision), partial(_keep, folder, cell, content), on)
+        done += len(keys)
 
 
-def _report_batch(report: Report, done: int, count: int, total: int, place: str, share: float, text: str) -> None:
-    """Report how far all runs are, from how far the next ``count`` are."""
-    report((done + share * count) / total, f"{done:,} of {total:,} runs; {place}")
+def _report_cell(
+    report: Report,
+    done: int,
+    count: int,
+    total: int,
+    cell: Cell,
+    content: Mapping[str, Any],
+    held: int,
+    share: float,
+    _: str,
+) -> None:
+    """Report how far all runs are, from how far the ``count`` of a cell are that were not held."""
+    now = done + len(content["runs"]) - held
+    report((done + share * count) / total, f"{now:,} of {total:,} runs; std {cell.std:g}, seed {cell.seed}")
+
+
+def _keep(folder: Path, cell: Cell, content: dict[str, Any], key: Key, record: Mapping[str, Any]) -> None:
+    """Write one more run into the file of its cell, where they stand in their order, whichever ended first."""
+    runs, order = {**content["runs"], key.name: record}, [wanted.name for wanted in cell.wanted()]
+    names = [*(name for name in runs if name not in order), *(name for name in order if name in runs)]
+    content["runs"] = {name: runs[name] for name in names}
+    make_folder(folder)
+    write(_path(cell, folder), _text(content).encode())
 
 
 def run_batch(
-    cell: Cell, keys: Sequence[Key], problems: Mapping[float, Problem], report: Report, compute: Compute
-) -> dict[str, Any]:
-    """Compute these runs of a cell, and return their records by name."""
+    cell: Cell,
+    keys: Sequence[Key],
+    problems: Mapping[float, Problem],
+    report: Report,
+    compute: Compute,
+    keep: Callable[[Key, dict[str, Any]], None],
+    on: Cluster | None = None,
+) -> None:
+    """Compute these runs of a cell; ``keep`` is given the record of each when it has ended."""
     fleet, points = SimulatedFleet(cell.speeds), []
     for key in keys:
         names, algorithm = {"name": key.name, "seed": cell.seed}, cell.experiment.makers[key.method](lr=key.lr)
         points.append(Point(names, algorithm, problems[key.alpha], fleet, cell.seed, None))
     evaluation = Evaluation(seconds=cell.horizon / cell.experiment.evaluations)
     options = Options(None, cell.horizon, Saving(), evaluation, compute, Server())
-    try:
-        sweep = run_points(points, options, watch=Reporting(progress=False, report=report))
-    except RunFailed as error:  # not one of them came to its end
-        reason = str(error).removeprefix("no run came to its end; the first says: ")
-        return {key.name: {"failed": reason} for key in keys}
-    failed = {keys[k].name: {"failed": reason} for k, reason in sweep.failed.items()}
-    return {key.name: _record(run) for key, run in zip(keys, sweep.runs, strict=True) if run is not None} | failed
+    with suppress(RunFailed):  # not one of them came to its end, and why is kept
+        run_points(
+            points,
+            options,
+            watch=Reporting(progress=False, report=report),
+            on=on,
+            keep=lambda k, run, why: keep(keys[k], {"failed": why} if run is None else _record(run)),
+        )
 
 
 def _record(run: Run) -> dict[str, Any]:

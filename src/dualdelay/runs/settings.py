@@ -75,8 +75,9 @@ class Compute:
     device: str | None = None
     """"cpu" or "cuda"; by default where the problem's data are."""
     cores: int | None = thread_count(None)
-    """Cores that compute jobs in flight on the processor, with the same bits whatever their number; by default all, if a
-    gradient takes longer than handing it over."""
+    """Cores to use on the processor, with the same bits whatever their number; by default all. Runs of a sweep go side by
+    side in processes; a run by itself has its jobs in flight computed by threads, if a gradient takes longer than handing
+    it over."""
     precision: str = "float32"
     """Or "tf32" or "bfloat16", for a network's products and convolutions."""
     threads: int | None = thread_count(1)
@@ -84,7 +85,8 @@ class Compute:
     batch: bool | None = None
     """Whether jobs in flight are computed many in one call, with other last digits; by default on a GPU."""
     memory_limit: float | None = positive(None)
-    """Bytes that runs of a sweep may take side by side; by default half of what is free."""
+    """Bytes that runs of a sweep may take side by side, or copies of their problems in processes; by default half of what
+    is free."""
 
     def __post_init__(self) -> None:
         check_settings(self)

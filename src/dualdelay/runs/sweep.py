@@ -7,9 +7,8 @@ import itertools
 import json
 import math
 import re
-import time as clock
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -18,26 +17,19 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from ..batching.replicas import Apart, Replicas, column
 from ..core import Algorithm, Problem
-from ..core.devices import batches, using_precision, using_threads
+from ..core.devices import batches
 from ..core.draws import Draws
-from ..core.errors import BadInput, NotSaved, RunFailed, nearest, plain_number, shown
+from ..core.errors import BadInput, RunFailed, nearest, plain_number, require_kind, shown
 from ..engine.evaluation import require_metrics
-from ..engine.half import Half
 from ..engine.metrics import NAMES
 from ..engine.result import Run
 from ..engine.table import Column, Table
-from ..simulation.gradients import Batcher, GradientsInBatches
-from ..simulation.local_fleet import LocalFleet
 from ..simulation.speeds import SpeedModel
-from ..storage.files import Damaged, save_table
-from ..storage.folder import Folder, is_empty
-from .grouping import fitting, grouped
+from ..storage.files import save_table
+from ..storage.folder import Folder
+from ..workers.ray_tasks import Cluster
 from .names import describe, label, settings, stem
-from .optimizer import Optimizer, Optimizers
-from .record import record_of, require_same
-from .runner import Member, Runner, WatchFailed, require_possible, run_together
 from .seeds import ProblemOf, seeded_problem, seeded_speeds, unvaried
 from .settings import (
     DEFAULT_COMPUTE,
@@ -53,32 +45,15 @@ from .settings import (
     SpeedsOf,
     Watch,
 )
-from .simulate import run_one
-from .spec import Options, RunSpec, for_this_thread
+from .spec import Options, for_this_thread
+from .spread import Ends, Keep, Spread, compute_here, one_display, processes_for
+from .together import Point, side_by_side
 
 _MOST = 1_000_000  # runs of a grid
 _AXES = ("algorithm", "problem", "speeds", "seed")
 
-Report = Callable[[float, str], None]
 FleetOf = SpeedsOf | SimulatedFleet
-Display = Callable[["Point"], AbstractContextManager[Reporting]]
-
-
-@dataclass(frozen=True)
-class Point:
-    """A point of the grid: its coordinates as texts and numbers, and what they stand for."""
-
-    names: dict[str, Any]
-    algorithm: Algorithm[Any]
-    problem: Problem
-    fleet: SimulatedFleet
-    seed: int
-    path: Path | None
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """Those of the method."""
-        return settings(self.algorithm)
+Display = Callable[[Point], AbstractContextManager[Reporting]]
 
 
 class Named(Protocol):
@@ -213,6 +188,7 @@ def sweep(
     evaluation: Evaluation = DEFAULT_EVALUATION,
     compute: Compute = DEFAULT_COMPUTE,
     server: Server = DEFAULT_SERVER,
+    on: Cluster | None = None,
 ) -> Sweep:
     """Simulate every point of a grid and give one tidy table.
 
@@ -221,13 +197,18 @@ def sweep(
             takes; all combinations are run.
         problem, speeds: those of all runs, where the grid has none; they may be functions of the seed.
         folder: each run has a folder of its own in it, and what is there already is not computed again.
+        on: a ``dd.Cluster`` whose machines compute the runs; None: this machine.
 
     The others are those of ``simulate``. A seed names every random choice of a run; what cannot follow it stays the same,
-    and a warning and the table's ``notes`` say so. On a GPU, or with ``dd.Compute(batch=True)``, runs that share a schedule
-    advance together and the gradients of all are taken in as few calls as possible; their results are those of single runs
-    to rounding, in exactly the same order of arrivals. Elsewhere, and with loggers, they are computed one after the other.
-    Functions that watch are called for each run with a state of its own, always the same object. A run that fails is left
-    out of the table and stands in its ``failed``.
+    and a warning and the table's ``notes`` say so. A run that fails is left out of the table and stands in its ``failed``.
+
+    On the processor runs go side by side in as many processes as there are cores, once the sweep has taken a second and
+    will take more than three; ``dd.Compute(cores=1)`` keeps them in this one, and so do ``watch`` and loggers, which are
+    called here. Each computes what it computes alone, so no bit depends on how many processes or machines there are. On a
+    GPU, or with ``dd.Compute(batch=True)``, runs that share a schedule advance together and the gradients of all are taken
+    in as few calls as possible, unless there are loggers; their results are those of single runs to rounding, in exactly
+    the same order of arrivals. Functions that watch are called for each run with a state of its own, always the same
+    object.
 
     Example:
         >>> table = dd.sweep({"algorithm": [dd.DuDe(lr=0.05)], "lr": [0.01, 0.05], "seed": [0, 1]},
@@ -240,7 +221,7 @@ def sweep(
         )
     points, notes = grid_points(grid, problem, speeds, saving.path, plain_number(seed))
     options = Options(updates, time, saving, evaluation, compute, server)
-    return run_points(points, options, watch=Reporting.of(watch), notes=notes)
+    return run_points(points, options, watch=Reporting.of(watch), notes=notes, on=on)
 
 
 def compare(
@@ -257,6 +238,7 @@ def compare(
     evaluation: Evaluation = DEFAULT_EVALUATION,
     compute: Compute = DEFAULT_COMPUTE,
     server: Server = DEFAULT_SERVER,
+    on: Cluster | None = None,
 ) -> Sweep:
     """Simulate every algorithm with every seed and give one tidy table: a sweep over methods and seeds.
 
@@ -286,7 +268,7 @@ def compare(
     grid = {"seed": numbers, "algorithm": list(methods.values())}
     points, notes = grid_points(grid, problem, speeds, saving.path, 0, list(methods))
     options = Options(updates, time, saving, evaluation, compute, server)
-    table = run_points(points, options, watch=Reporting.of(watch), notes=notes)
+    table = run_points(points, options, watch=Reporting.of(watch), notes=notes, on=on)
     if saving.path is not None:
         save_table(saving.path / "comparison.parquet", table)
     return table
@@ -518,9 +500,18 @@ def run_points(
     watch: Reporting | None = None,
     display: Display | None = None,
     notes: Sequence[str] = (),
+    on: Cluster | None = None,
+    here: bool = False,
+    keep: Keep | None = None,
 ) -> Sweep:
-    """The runs of these points; ``display`` shows a run that is computed by itself."""
+    """The runs of these points; ``display`` shows a run that is computed by itself, one after the other.
+
+    They are computed in this process and others, in this one alone if it is to be ``here``, or ``on`` a cluster. ``keep``
+    is given each run that has ended, or None and why there is none.
+    """
     reporting = watch or Reporting(progress=False)
+    if on is not None:
+        require_kind("on", on, Cluster, "dd.Cluster('10.0.0.5:6379')")
     _require_sound(points, options)
     most = 0.0
 
@@ -531,34 +522,32 @@ def run_points(
             reporting.report(most, text)
 
     tell(0.0, "")
-    runs: dict[int, Run] = {}
-    if batches(options.compute.device or "cpu", options.compute.batch) and not reporting.log:
+    ends = Ends(points, keep)
+    by_itself = reporting.watch or reporting.log or here
+    if on is not None and by_itself:
+        raise BadInput(
+            "watch and log are functions of this process, and the runs are to be computed on a cluster; leave them out, or "
+            "compute here. What a run did is in its trace."
+        )
+    device = options.compute.device or "cpu"
+    if on is None and batches(device, options.compute.batch) and not (reporting.log or here):
         with ExitStack() as stack:  # problems that a run of another thread computes in have twins here
             problems = {id(point.problem): point.problem for point in points}
             own = {key: stack.enter_context(for_this_thread(problem)) for key, problem in problems.items()}
             at_once = [replace(point, problem=own[id(point.problem)]) for point in points]
-            runs = _side_by_side(at_once, options, reporting.watch, tell)
-    failed: dict[int, str] = {}
-    for k, point in enumerate(points):
-        if k not in runs:
-            tell((len(runs) + len(failed)) / len(points), "")
-            try:
-                with nullcontext(reporting) if display is None else display(point) as shown_to:
-                    of_point = _of_point(options, point)
-                    runs[k] = run_one(of_point, point.algorithm, point.problem, point.fleet, point.seed, shown_to)
-            except RunFailed as error:
-                failed[k] = str(error)
-            except BadInput as error:  # of the first run it is the user's; later it is that run's own, and others are done
-                if not runs:
-                    raise
-                failed[k] = str(error)
+            ends.add_all(side_by_side(at_once, options, reporting.watch, tell))
+    left = [k for k in range(len(points)) if k not in ends]
+    processes = 1 if by_itself else processes_for(points, options.compute, len(left))
+    if on is not None or processes > 1:
+        with one_display(reporting, tell) as show:
+            Spread(points, options, ends, left, show).run(on, processes)
+    else:
+        for k in left:
+            tell(ends.share, "")
+            with nullcontext(reporting) if display is None else display(points[k]) as shown_to:
+                compute_here(points[k], options, shown_to, ends, k)
     tell(1.0, "")
-    return Sweep(points, [runs.get(k) for k in range(len(points))], failed, notes)
-
-
-def _of_point(options: Options, point: Point) -> Options:
-    """The options of one run of a sweep, which has a folder of its own and may be there already."""
-    return replace(options, saving=replace(options.saving, folder=point.path, go_on=True))
+    return Sweep(points, [ends.runs.get(k) for k in range(len(points))], dict(sorted(ends.failed.items())), notes)
 
 
 def _require_sound(points: Sequence[Point], options: Options) -> None:
@@ -574,163 +563,3 @@ def _require_sound(points: Sequence[Point], options: Options) -> None:
             raise BadInput(f"metrics has {taken}, which name the runs of the table; choose other names.")
     if stop is not None:
         stop(Table({name: np.zeros(1) for name in (*NAMES, *(metrics or ()))}))
-
-
-def _side_by_side(points: Sequence[Point], options: Options, watch: Sequence[Watch], tell: Report) -> dict[int, Run]:
-    """The runs that could be computed together."""
-    placed: dict[tuple[int, bool], Problem] = {}  # on its device once, however many runs it has
-    members: dict[int, Member] = {}
-    for k, point in enumerate(points):
-        kind = (id(point.problem), point.algorithm.exact)
-        problem = placed.get(kind, point.problem)
-        try:
-            spec = _of_point(options, point).spec(point.algorithm, problem, point.fleet, point.seed)
-        except BadInput:
-            if k == 0 or not (options.server.optimizer or options.server.schedule):
-                raise
-            continue  # a method that takes no optimiser is refused by itself, and others are done
-        placed[kind] = spec.problem
-        members[k] = Member(spec)
-    fingerprints: dict[int, str] = {}  # by problem, since they take long for much data
-    for member in members.values():
-        path, problem = member.spec.saving.path, member.spec.problem
-        if path is not None:
-            if id(problem) not in fingerprints:
-                fingerprints[id(problem)] = problem.fingerprint()
-            member.record = record_of(member.spec, fingerprints[id(problem)], len(points))
-            if path.exists() and not is_empty(path):
-                member.folder = Folder(path)
-                require_same(member.record, member.folder)
-    specs = {k: member.spec for k, member in members.items() if not _has_ended(member)}  # those are only to be read
-    parts = fitting(grouped(specs), specs, options.compute.memory_limit)
-    runs: dict[int, Run] = {}
-    for part in parts:
-
-        def report(share: float, part: Sequence[Sequence[int]] = part) -> None:
-            count = sum(len(group) for group in part)
-            text = f"{count} runs side by side" + (f", in {len(parts)} parts" if len(parts) > 1 else "")
-            tell((len(runs) + share * count) / len(points), text)
-
-        _compute([[members[k] for k in group] for group in part], watch, report)
-        for k in itertools.chain(*part):
-            if (run := members.pop(k).run) is not None:
-                runs[k] = run
-    return runs
-
-
-def _has_ended(member: Member) -> bool:
-    """Whether the run has come to its end before."""
-    try:
-        return member.folder is not None and member.folder.result() is not None
-    except Damaged:  # it is written again
-        return False
-
-
-def _compute(groups: Sequence[Sequence[Member]], watch: Sequence[Watch], tell: Callable[[float], None]) -> None:
-    """Bring groups to their ends side by side."""
-    spec = groups[0][0].spec
-    problems: dict[Hashable, list[Problem]] = {}
-    for member in itertools.chain(*groups):
-        same_kind = problems.setdefault(_kind(member.spec), [])
-        if all(member.spec.problem is not other for other in same_kind):
-            same_kind.append(member.spec.problem)
-    last = clock.monotonic()
-
-    def report(share: float) -> None:
-        nonlocal last
-        if clock.monotonic() - last > 0.2:
-            last = clock.monotonic()
-            tell(share)
-
-    with using_precision(spec.compute.device or "cpu", spec.compute.precision), using_threads(spec.threads):
-        try:
-            batchers = {kind: Batcher(alike[0].batched(alike)) for kind, alike in problems.items()}
-            runners = []
-            for group in groups:
-                kind = _kind(group[0].spec)
-                which = [next(i for i, p in enumerate(problems[kind]) if p is member.spec.problem) for member in group]
-                runners.append(_group(group, batchers[kind], which, watch))
-            run_together(runners, _begin, list(batchers.values()), report)
-        except (BadInput, NotSaved):
-            raise
-        except WatchFailed as error:
-            assert error.__cause__ is not None
-            raise error.__cause__ from None
-        except Exception as error:  # whoever is to blame says so when the runs are computed one by one
-            warnings.warn(f"the runs could not be computed side by side ({error}): now one after the other.", stacklevel=5)
-
-
-def _kind(spec: RunSpec) -> Hashable:
-    """Equal for runs whose gradients can be taken in one call."""
-    return spec.problem.batch_key, len(spec.x), spec.x.dtype
-
-
-def _group(members: Sequence[Member], batcher: Batcher, which: Sequence[int], watch: Sequence[Watch]) -> Runner:
-    """Runs that share a schedule."""
-    spec, algorithms = members[0].spec, [member.spec.algorithm for member in members]
-    assert isinstance(spec.fleet, SimulatedFleet)
-    spec.require_rules()
-    half = Half(column(algorithms, spec.x.device, spec.x.dtype), spec.server.uplink)
-    gradients = GradientsInBatches(batcher, which, None if half.computes_ahead(spec.problem) else half)
-    fleet = LocalFleet(spec.problem, spec.fleet.clock(), half, gradients=gradients, downlink=spec.server.downlink)
-    loop = Replicas(
-        algorithms,
-        [member.spec.problem for member in members],
-        fleet,
-        torch.stack([member.spec.x for member in members]),
-        seed=spec.seed,
-        schedule=spec.schedule,
-        metrics=spec.evaluation.metrics,
-        keep_best=spec.evaluation.keeps,
-        optimizer=Optimizers(optimizers) if (optimizers := _optimizers(members)) else None,
-        table_format=spec.server.gradient_table,
-    )
-    return Runner(loop, members, Reporting(watch=watch, progress=False))
-
-
-def _optimizers(members: Sequence[Member]) -> list[Optimizer]:
-    """Those of the runs, if they have any."""
-    return [member.spec.optimizer for member in members if member.spec.optimizer is not None]
-
-
-def _begin(runner: Runner) -> None:
-    """Begin, or go on from the newest checkpoint that all runs have; those that parted since go on by themselves."""
-    loop, members = runner.loop, runner.members
-    assert isinstance(loop, Replicas)
-    for member in members:
-        if member.folder is not None:
-            member.folder.hold()
-    saved = _saved_together(members)
-    try:
-        if saved is None:
-            loop.begin()
-        else:
-            loop.load_all(*saved)
-            loop.evaluate_overdue()
-            runner.resumed()
-    except Apart:
-        loop.going.clear()
-        return
-    require_possible(loop, members)
-    for k, member in enumerate(members):
-        path, record = member.spec.saving.path, member.record
-        if member.folder is None and path is not None and record is not None:
-            member.folder = Folder.create(path, record, member.spec.x, member.spec.problem.fixed())
-        if member.folder is not None:
-            member.folder.rewind(*((None,) if saved is None else (saved[0][k], saved[1][k])))
-
-
-def _saved_together(members: Sequence[Member]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]] | None:
-    """What all runs saved at the newest moment for which it is whole, and their traces up to there."""
-    folders = [member.folder for member in members if member.folder is not None]
-    if len(folders) < len(members):
-        return None
-    for moment in sorted(set.intersection(*(folder.moments() for folder in folders)), reverse=True):
-        try:
-            loaded = [folder.load(moment) for folder in folders]
-        except BadInput:  # damaged: an older one may be whole
-            continue
-        whole = [part for part in loaded if part is not None and part[0]["moment"] == moment]
-        if len(whole) == len(folders):
-            return [content for content, _, _ in whole], [rows for _, rows, _ in whole]
-    return None

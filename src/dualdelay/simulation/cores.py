@@ -101,13 +101,18 @@ class GradientsOnCores(Gradients):
                     self._change.notify_all()
 
 
+def cores_here() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def cores_worth(problem: Problem, cores: int | None) -> int:
     """How many cores to use: as many as asked for, or all if a gradient takes long enough; one if it must be alone."""
     if not problem.parallel or cores == 1:
         return 1
     if cores is not None:
         return cores
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    available = cores_here()
     if available == 1:
         return 1
     x = problem.start(0)

@@ -295,22 +295,84 @@ class _OurRay:
     lock, users = threading.Lock(), 0
 
 
+def join(who: str, address: str | None, host: str, insecure: bool, cpus: int, store: int | None = None) -> tuple[Any, bool]:
+    """Ray, joined at an address or started here with so many processors, and whether it has to be left in the end.
+
+    One that is started has an object store of so many bytes; None: as Ray chooses.
+    """
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", _REPEATED_BY_US)
+    try:
+        import ray
+    except ImportError:
+        raise BadInput(f"{who} need Ray, which is not installed: {install_command('ray')}.") from None
+    with _OurRay.lock:
+        ours = _OurRay.users > 0 or not ray.is_initialized()
+        if _OurRay.users == 0:
+            _connect(ray, address, host, insecure, cpus if ours else None, store)
+        _OurRay.users += ours
+    return ray, ours
+
+
+def leave(ray: Any, ours: bool) -> None:
+    """Stop Ray, if it was joined or started here and no other run uses it."""
+    if ours:
+        with _OurRay.lock:
+            _OurRay.users -= 1
+            if _OurRay.users == 0:
+                ray.shutdown()
+
+
+def _connect(ray: Any, address: str | None, host: str, insecure: bool, cpus: int | None, store: int | None) -> None:
+    """Join or start Ray, unless the user's program has done so: then ``cpus`` is None."""
+    options: dict[str, Any] = {"log_to_driver": True, "configure_logging": False}  # what workers print comes here
+    place = address or host
+    if place != "auto":
+        require_secure(place, insecure)
+    if cpus is None:
+        require_same_ray(address, ray.get_runtime_context().gcs_address, insecure)
+        return
+    if address is not None:
+        require_answer(address)
+    with staying_here(is_loopback(place)):
+        try:
+            if address is None:
+                own_token()
+                options |= {"num_cpus": cpus, "object_store_memory": store}
+                ray.init("local", _node_ip_address=host, include_dashboard=False, **options)
+            else:
+                ray.init(address, **options)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise BadInput(f"Ray at {place} could not be started or joined: {error}") from None
+    try:
+        require_here(place, ray.get_runtime_context().gcs_address)
+        for node in ray.nodes():
+            require_secure(node["NodeManagerAddress"], insecure)
+    except BadInput:
+        ray.shutdown()
+        raise
+
+
+def why_never_placed(ray: Any, claims: Mapping[str, float]) -> str:
+    """Why no machine that is in the cluster now will ever have room for what claims so much; "" if one may."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    for name, amount in claims.items():
+        most = max((node.get(name, 0.0) for node in nodes), default=0.0)
+        if most < amount:
+            return f": it claims {amount:g} {name}, and no machine of the cluster has that (the most is {most:g})"
+    if not any(all(node.get(name, 0.0) >= amount for name, amount in claims.items()) for node in nodes):
+        return f": it claims {dict(claims)}, and no single machine of the cluster has all of that"
+    return ""
+
+
 class RayTransport:
     """Actors, the calls to them that are under way, and what has come back."""
 
     def __init__(self, fleet: RayFleet, problem: Problem, half: Half, output: Path | None = None) -> None:
-        os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", _REPEATED_BY_US)
-        try:
-            import ray
-        except ImportError:
-            raise BadInput(f"real workers need Ray, which is not installed: {install_command('ray')}.") from None
-        self._ray, self._fleet, self._problem = ray, fleet, problem
+        claimed = math.ceil(problem.workers * fleet.ranks * fleet.cpus) + (fleet.shards or 0)
+        cpus = max(os.cpu_count() or 1, claimed)  # as many as workers and shards claim
+        self._ray, self._ours = join("real workers", fleet.address, fleet.host, fleet.insecure, cpus, fleet.store)
+        ray, self._fleet, self._problem = self._ray, fleet, problem
         self._output, self._pids = Output(output), dict[str, tuple[int, int]]()
-        with _OurRay.lock:
-            self._ours = _OurRay.users > 0 or not ray.is_initialized()
-            if _OurRay.users == 0:
-                self._connect(problem.workers)
-            _OurRay.users += self._ours
         self._essential = self._find_essential()
         self._capture_output()
         with warnings.catch_warnings():  # torch says once that what Ray hands out is read-only: it is not written to
@@ -344,37 +406,6 @@ class RayTransport:
         fleet = self._fleet
         self._shards = RayShards(self._ray, plan, x, fleet.server_threads, fleet.piece, files)
         return self._shards
-
-    def _connect(self, workers: int) -> None:
-        ray, fleet = self._ray, self._fleet
-        options: dict[str, Any] = {"log_to_driver": True, "configure_logging": False}  # what workers print comes here
-        address = fleet.address or fleet.host
-        if address != "auto":
-            require_secure(address, fleet.insecure)
-        if not self._ours:
-            require_same_ray(fleet.address, ray.get_runtime_context().gcs_address, fleet.insecure)
-            return
-        if fleet.address is not None:
-            require_answer(fleet.address)
-        with staying_here(is_loopback(address)):
-            try:
-                if fleet.address is None:
-                    claimed = math.ceil(workers * fleet.ranks * fleet.cpus) + (fleet.shards or 0)
-                    cpus = max(os.cpu_count() or 1, claimed)  # as many as workers and shards claim
-                    own_token()
-                    options |= {"num_cpus": cpus, "object_store_memory": fleet.store}
-                    ray.init("local", _node_ip_address=fleet.host, include_dashboard=False, **options)
-                else:
-                    ray.init(fleet.address, **options)
-            except (ConnectionError, RuntimeError, ValueError) as error:
-                raise BadInput(f"Ray at {address} could not be started or joined: {error}") from None
-        try:
-            require_here(address, ray.get_runtime_context().gcs_address)
-            for node in ray.nodes():
-                require_secure(node["NodeManagerAddress"], fleet.insecure)
-        except BadInput:
-            ray.shutdown()
-            raise
 
     def _find_essential(self) -> dict[str, int]:
         """The processes on this machine that Ray cannot do without here, by name: if one dies, Ray ends this process."""
@@ -466,13 +497,9 @@ class RayTransport:
 
     def why_not_started(self, worker: int) -> str:
         claims = self._fleet.claims(worker)
+        if never := why_never_placed(self._ray, claims):
+            return never
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        for name, amount in claims.items():
-            most = max((node.get(name, 0.0) for node in nodes), default=0.0)
-            if most < amount:
-                return f": it claims {amount:g} {name}, and no machine of the cluster has that (the most is {most:g})"
-        if not any(all(node.get(name, 0.0) >= amount for name, amount in claims.items()) for node in nodes):
-            return f": it claims {claims}, and no single machine of the cluster has all of that"
         claims = {name: self._fleet.ranks * amount for name, amount in claims.items()}
         for name, amount in claims.items():
             if (there := math.fsum(node.get(name, 0.0) for node in nodes)) < amount:
@@ -606,11 +633,7 @@ class RayTransport:
             self._shards.close()
         self._streams.remove_handler(f"dualdelay {id(self)}")
         self._output.close()
-        if self._ours:
-            with _OurRay.lock:
-                _OurRay.users -= 1
-                if _OurRay.users == 0:
-                    self._ray.shutdown()
+        leave(self._ray, self._ours)
 
 
 def _why_dead(error: str) -> tuple[str, bool]:
