@@ -29,6 +29,7 @@ from ..runs.sweep import Sweep
 from ..simulation.speeds import SpeedModel
 from ..theory.advice import KAPPA, Advice, Later
 from ..theory.constants import Constants, Estimate
+from ..theory.sizing import Size
 from .figures import DIVERGED
 
 _MOST_RANKED = 4  # methods that the sentence about a comparison names beside the best
@@ -514,3 +515,67 @@ def _setting_notes(thing: Any) -> dict[str, str]:
                     first = inspect.cleandoc(str(text.value.value)).split("\n\n")[0]  # the rest is for authors of methods
                     notes[ast.unparse(field.target)] = " ".join(first.replace("``", "").split())
     return notes
+
+
+_LIMITS = {
+    "server": "the server's process: its passes over the weights and its messages",
+    "shard": "a shard's process: its passes over its slice and its messages",
+    "head": "the head's process: a call to each shard for every gradient",
+    "lines to the server": "the line to the server, where gradients arrive",
+    "lines from the server": "the line from the server, where models leave",
+    "cores": "the cores of the machine that most processes share",
+    "workers": "the workers: their gradients, copies and messages",
+}
+
+
+def in_bytes(size: float) -> str:
+    """So many bytes, in the unit that suits."""
+    for unit, name in ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size >= unit:
+            return f"{size / unit:.3g} {name}"
+    return f"{size:.0f} B"
+
+
+def in_seconds(seconds: float) -> str:
+    """A time, in the unit that suits."""
+    for unit, name in ((1.0, "s"), (1e-3, "ms")):
+        if seconds >= unit:
+            return f"{seconds / unit:,.3g} {name}"
+    return f"{seconds / 1e-6:.3g} µs"
+
+
+def print_size(size: Size, method: str, console: Console) -> None:
+    """Print what a run will take: each kind of process, what an update waits for, and what could be done otherwise."""
+    cost, plan = size.cost, size.cost.plan
+    what = f"{method}, {plan.weights:,.4g} weights, {counted(plan.workers, 'worker')}"
+    what += f", {counted(plan.shards, 'shard')}" if plan.shards else ""
+    rows = [["process", "how many", "memory at its peak", "in/update", "out/update", "processor/update", "busy"]]
+    for process in cost.processes:
+        traffic = [in_bytes(process.bytes_in), in_bytes(process.bytes_out), in_seconds(process.seconds)]
+        rows.append([process.kind, f"{process.count:,}", in_bytes(process.peak), *traffic, f"{process.busy:.0%}"])
+    print_rows(what, rows, console)
+    for process in cost.processes:
+        parts = sorted(process.memory.items(), key=lambda part: -part[1])
+        console.print(f"{process.kind}: " + ", ".join(f"{in_bytes(value)} {name}" for name, value in parts))
+    limits = sorted(cost.limits.items(), key=lambda limit: -limit[1])
+    console.print()
+    print_rows("an update takes at least", [["of", "seconds"], *([_LIMITS[k], in_seconds(v)] for k, v in limits)], console)
+    rates = f"{number(cost.updates_per_second, 3)} updates and {number(cost.gradients_per_second, 3)} gradients a second"
+    console.print(f"So {rates}. The bottleneck is {_LIMITS[cost.bottleneck]}.")
+    for process in cost.processes:
+        if process.kind in cost.too_large and plan.memory is not None:
+            console.print(
+                f"It does not fit: a {process.kind} takes {in_bytes(process.peak)}, and has {in_bytes(plan.memory)}."
+            )
+    if size.changes:
+        rows = [["change", "memory of a " + cost.server.kind, "updates/s", "gradients/s", "then waits for", "fits"]]
+        for change in size.changes:
+            then = change.cost
+            rates_then = [number(then.updates_per_second, 3), number(then.gradients_per_second, 3)]
+            fits = "" if plan.memory is None else "no" if then.too_large else "yes"
+            rows.append([change.what, in_bytes(then.server.peak), *rates_then, then.bottleneck, fits])
+        console.print()
+        print_rows("what could be done otherwise, each by itself", rows, console)
+    console.print(
+        f"The machine's constants are {size.machine.origin}. Not counted: data, activations, checkpoints, evaluations."
+    )

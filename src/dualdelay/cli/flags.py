@@ -375,6 +375,56 @@ class Advise:
 
 
 @dataclass(frozen=True)
+class Size:
+    """Predict memory, traffic and updates per second of a run on real workers, before anything is rented.
+
+    Example: dualdelay size --weights 7e9 --workers 64 --shards 8 --gradient-seconds 2 --gpu --bandwidth 1.25e9
+    --memory-per-process 80e9
+
+    Nothing is trained. What the method takes for each weight is counted in a small run of it, so that your own methods are
+    right, too (--import). What a machine can do is measured by --measure, in about a minute, and kept; without that the
+    package's own numbers are used.
+    """
+
+    weights: MaybeFloat = None
+    """How many numbers are trained, such as 7e9."""
+    workers: MaybeInt = None
+    """How many workers there are."""
+    shards: int = 0
+    """Processes that share the server's state, each a slice of it; 0: one process holds everything."""
+    method: str = "dude"
+    """The method, such as 'dude[wait_for=8,memory=workers,compress=int8]'; its step size does not matter."""
+    optimizer: MaybeText = None
+    """The server's step: torch's optimiser of that name, such as Adam."""
+    table: Literal["full", "half"] = "full"
+    """How a method that remembers gradients keeps them: as they are, or in half the memory (bfloat16)."""
+    uplink: MaybeText = None
+    """How workers' messages are made small: int8, or a share of the largest numbers, such as 0.01."""
+    downlink: MaybeText = None
+    """How models are made small on their way to the workers, in the same ways."""
+    gradient_seconds: float = 0.0
+    """Seconds that a worker computes for one job."""
+    gpu: bool = False
+    """Gradients are computed on a GPU: they take no processor core of the worker's machine."""
+    machines: MaybeInt = None
+    """Machines that all processes are dealt to; by default each process has its own. 1: all share one."""
+    cores: MaybeFloat = None
+    """Processor cores of a machine; by default those of the machine that was measured."""
+    bandwidth: MaybeFloat = None
+    """Bytes per second of a machine's line, each way, such as 1.25e9 for 10 Gbit/s; by default there is no limit."""
+    latency: float = 0.0
+    """Seconds for a message of no length between two machines."""
+    memory_per_process: MaybeFloat = None
+    """Bytes that a process may take, to be told what does not fit."""
+    measure: bool = False
+    """Measure this machine now, and keep that in the user's cache folder."""
+    machine: MaybePath = None
+    """A file with the constants of another machine, such as a copy of what --measure has kept."""
+    imports: Imports = ()
+    json: Json = False
+
+
+@dataclass(frozen=True)
 class Report:
     """Write one HTML page about runs: curves, who computed what when, delays, faults, best steps, settings.
 

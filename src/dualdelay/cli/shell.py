@@ -42,6 +42,7 @@ COMMANDS = {
     "report": Command("Write one HTML page about runs, with pictures to hover over.", "report:report", "Report"),
     "list": Command("List methods, problems, speeds and fleets with their settings.", "commands:list_names", "List"),
     "advise": Command("Recommend a method, a step size and a wait_for.", "advise:advise", "Advise"),
+    "size": Command("Predict memory, traffic and speed of a run on real workers.", "size:size", "Size"),
     "paper": Command("Run the paper's experiments.", "paper:paper", "Paper"),
     "data": Command("Fetch a data set.", "commands:data", "Data"),
     "new": Command("Write a file with a method that runs, to be changed into your own.", "new:new", "New"),

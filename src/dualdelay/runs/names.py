@@ -20,7 +20,7 @@ from ..core.errors import BadInput, DualDelayError, nearest, shortened, shown
 from ..core.texts import literal, parse_call, require_parameters, require_text, split
 from ..problems import PROBLEMS
 from ..simulation import SPEEDS
-from ..simulation.link import Link
+from ..simulation.link import Link, SharedLink
 from ..workers.ray_fleet import RayFleet
 from ..workers.sites.fleet import SiteFleet
 from . import own
@@ -33,7 +33,7 @@ REGISTRIES: dict[str, dict[str, Any]] = {
     "algorithm": ALGORITHMS,
     "problem": PROBLEMS,
     "speeds": SPEEDS,
-    "link": {"link": Link},
+    "link": {"link": Link, "shared_link": SharedLink},
     "fleet": {"ray": RayFleet, "sites": SiteFleet},
 }
 

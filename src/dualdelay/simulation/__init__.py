@@ -3,7 +3,7 @@
 from typing import Any
 
 from .availability import Absence, AwaySpeeds, Change, announced, dropouts, join, leave, on_off
-from .link import Link
+from .link import Link, SharedLink
 from .speeds import (
     BurstySpeeds,
     ChangingSpeeds,
@@ -44,6 +44,7 @@ __all__ = [
     "LognormalSpeeds",
     "ParetoSpeeds",
     "RecordedSpeeds",
+    "SharedLink",
     "SpeedModel",
     "TruncatedNormalSpeeds",
     "announced",

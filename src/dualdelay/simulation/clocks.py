@@ -11,7 +11,7 @@ from ..core.errors import BadInput, DualDelayError, ReplayMismatch, plain_number
 from ..engine.events import Event, EventKind
 from ..engine.trace import Trace
 from .availability import Change
-from .link import Link
+from .link import Link, ServerLine, SharedLink
 from .speeds import SpeedModel
 
 _MOST_WAKES, _INSTANT = 10_000, 1e-12  # wakes at one moment, after which time will never go on, and how long that is
@@ -101,7 +101,8 @@ class VirtualClock(Clock):
     """A heap of what is due, by time and then by order of sending.
 
     A worker does its jobs one after the other, so the time of each is known when it is sent. A job that never ends has
-    an infinite time, and so have those behind it.
+    an infinite time, and so have those behind it. Where messages share the server's line, the time of each is known when it
+    reaches the line: until then its place in the heap is that time, and it is put back to when the server is done with it.
     """
 
     def __init__(self, speeds: SpeedModel, link: Link | None = None, changes: Sequence[Change] = ()) -> None:
@@ -115,6 +116,8 @@ class VirtualClock(Clock):
         self._cancelled: dict[int, int] = {}  # by worker: jobs with a smaller draw than this will not arrive
         self._held: dict[int, Event] = {}  # by worker: a job that ends when it is polled alone
         self._up = 0  # bytes that a worker sends
+        self._line = ServerLine(self._link) if isinstance(self._link, SharedLink) else None
+        self._under_way: set[int] = set()  # messages that have not reached the shared line, by their order of sending
         for worker in self._absent_at_first(changes):
             self._push(Event(0.0, EventKind.LEFT, worker))
         for change in changes:
@@ -138,6 +141,8 @@ class VirtualClock(Clock):
         return sorted(worker for worker, kinds in kinds.items() if kinds[0] is EventKind.JOINED)
 
     def _push(self, event: Event) -> None:
+        if self._line is not None and event.kind is EventKind.ARRIVAL:
+            self._under_way.add(self._sent)
         heapq.heappush(self._heap, (event.time, self._sent, event))
         self._sent += 1
 
@@ -163,7 +168,8 @@ class VirtualClock(Clock):
                 f"worker {work.worker} was sent a job behind one that it holds until it is polled; expected "
                 f"poll({work.worker}) before."
             )
-        event = self._arrival(work, self._travel(work.up), self.now + self._travel(down))
+        there = self.now + self._travel(down) if self._line is None else self._line.send(self.now, down)
+        event = self._arrival(work, self._travel(work.up), there)
         if work.hold:
             self._held[work.worker] = event
             self._free[work.worker] = math.inf
@@ -247,10 +253,18 @@ class VirtualClock(Clock):
 
     def peek(self) -> Event | None:
         while self._heap:
-            event = self._heap[0][2]
-            if not self._cancelled or not self._is_cancelled(event):
-                return event if event.time < math.inf else None
-            heapq.heappop(self._heap)
+            time, sent, event = self._heap[0]
+            if self._cancelled and self._is_cancelled(event):
+                heapq.heappop(self._heap)
+                self._under_way.discard(sent)
+            elif time == math.inf:
+                return None
+            elif self._line is None or sent not in self._under_way:
+                return event
+            else:  # nothing that happens from now on can reach the line before it
+                self._under_way.discard(sent)
+                done = self._line.receive(time, self._up)
+                heapq.heapreplace(self._heap, (done, sent, event._replace(time=done)))
         return None
 
     @property
@@ -273,7 +287,11 @@ class VirtualClock(Clock):
         """Everything needed to continue later, as plain values."""
         heap = [[sent, *event] for _, sent, event in self._heap if not self._is_cancelled(event)]
         held, free = [list(event) for event in self._held.values()], list(self._free.items())
-        return {"now": self.now, "sent": self._sent, "free": free, "heap": sorted(heap), "held": held, "up": self._up}
+        saved = {"now": self.now, "sent": self._sent, "free": free, "heap": sorted(heap), "held": held, "up": self._up}
+        if self._line is not None:
+            under_way = sorted(sent for _, sent, event in self._heap if sent in self._under_way)
+            saved["line"] = [self._line.up, self._line.down, self._line.server, under_way]
+        return saved
 
     def load(self, saved: Mapping[str, Any], jobs: Iterable[tuple[int, int]]) -> None:
         self.now, self._sent = saved["now"], saved["sent"]
@@ -283,6 +301,9 @@ class VirtualClock(Clock):
         self._heap = [(time, sent, Event(time, EventKind(kind), *details)) for sent, time, kind, *details in saved["heap"]]
         heapq.heapify(self._heap)
         self._cancelled = {}
+        if self._line is not None:
+            self._line.up, self._line.down, self._line.server, under_way = saved["line"]
+            self._under_way = set(under_way)
 
 
 class RecordedClock(Clock):

@@ -63,8 +63,10 @@ def command(record: RunRecord) -> tuple[str, list[str]]:
     else:
         flags["speeds"] = named("speeds", record.speeds)
         link = record.link or {}
-        if "name" in link:
+        if link.get("name") == "link":
             flags |= {"latency": link["latency"], "bandwidth": link["bandwidth"]}
+        elif "name" in link:
+            unsaid.append("the link, which all workers share")
         else:
             unsaid.append("the link, which is your own")
     flags |= {name: getattr(record, name) for name in _PLAIN if not (record.real and name in ("threads", "precision"))}

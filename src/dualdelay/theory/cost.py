@@ -1,0 +1,245 @@
+"""What a run on real workers will take, before anything is rented: memory, traffic and time of each kind of process.
+
+The server is one process, or a head that decides and ``shards`` that each hold a slice of everything. An update takes as
+long as the busiest thing on its way: a process, the cores of a machine, a line, or the workers themselves. What a method
+takes for each weight is counted (``footprint``), what a machine can do is measured (``machine``), and here both are put
+together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..core.errors import BadInput
+from ..core.settings import check_settings, positive, whole, zero_or_more
+from .footprint import Footprint
+from .machine import Machine
+
+INLINE = 90_000
+"""Bytes of a model up to which it travels in the request."""
+PIECE = 2**26
+"""Bytes of a shard's slice that travel at once."""
+_FREED = (100, 1.0)  # Ray frees objects that nobody needs any more when there are so many, or after so many seconds
+_CHECKED, _SUMMED, _INITIAL, _AUDIT = 4.0, 4.0, 4.0, 16.0  # bytes for each weight: the finite check, the checksum, ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that is to be: its size, and the machines and lines that it is to have."""
+
+    weights: float = positive()
+    """How many numbers are trained."""
+    workers: int = whole()
+    shards: int = whole(0, low=0)
+    """Processes that share the server's state; 0: one process holds everything and decides."""
+    gradient_seconds: float = zero_or_more(0.0)
+    """Seconds that a worker computes for one job."""
+    gradient_cores: float = zero_or_more(1.0)
+    """Cores that this takes of the worker's machine; 0 on a GPU."""
+    machines: int | None = whole(None)
+    """Machines that all processes are dealt to in turn, the server's first; by default each process has its own."""
+    bandwidth: float | None = positive(None)
+    """Bytes per second of a machine's line, each way; by default there is no limit."""
+    latency: float = zero_or_more(0.0)
+    """Seconds for a message of no length between two machines."""
+    memory: float | None = positive(None)
+    """Bytes that a process may take; by default there is no limit."""
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.weights != int(self.weights):
+            raise BadInput(f"weights is {self.weights:g}; expected a whole number, such as 7e9.")
+        if self.shards > self.weights:
+            raise BadInput(f"there are {self.shards} shards for {self.weights:g} weights; expected at most one for each.")
+
+    @property
+    def processes(self) -> int:
+        """How many processes there are in all."""
+        return self.workers + (self.shards + 1 if self.shards else 1)
+
+    @property
+    def apart(self) -> bool:
+        """Whether messages go through lines."""
+        return self.machines is None or self.machines > 1
+
+
+@dataclass(frozen=True)
+class Process:
+    """What each process of one kind takes."""
+
+    kind: str
+    """server, head, shard or worker."""
+    count: int
+    memory: Mapping[str, float]
+    """Bytes at its peak, by what they are."""
+    bytes_in: float
+    """For each update, through its line or its machine's memory."""
+    bytes_out: float
+    seconds: float
+    """Processor seconds for each update, gradients included."""
+    busy: float
+    """The share of the time that it is at work."""
+
+    @property
+    def peak(self) -> float:
+        """Bytes of memory at its peak."""
+        return sum(self.memory.values())
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a plan comes to."""
+
+    plan: Plan
+    processes: tuple[Process, ...]
+    limits: Mapping[str, float]
+    """Seconds for each update that each thing on the way needs at least; the longest is what an update takes."""
+    arrivals: float
+    """Gradients for each update."""
+    job_seconds: float
+    """From when a worker has its model to when its message is on its way: gradient, copies, and what Ray takes."""
+    too_large: tuple[str, ...] = field(default=())
+    """The kinds of processes that need more memory than one has."""
+
+    @property
+    def bottleneck(self) -> str:
+        """What an update waits for."""
+        return max(self.limits, key=lambda name: self.limits[name])
+
+    @property
+    def updates_per_second(self) -> float:
+        """Server updates in a second."""
+        return 1 / max(self.limits.values())
+
+    @property
+    def gradients_per_second(self) -> float:
+        """Gradients that reach the server in a second."""
+        return self.arrivals * self.updates_per_second
+
+    @property
+    def server(self) -> Process:
+        """The process that holds weights at the server: the server itself, or a shard."""
+        return next(process for process in self.processes if process.kind in ("server", "shard"))
+
+
+@dataclass(frozen=True)
+class _Load:
+    """What the processes of a plan do for each update, in processor seconds of one of each kind, gradients excluded."""
+
+    server: float  # of the server, or of a shard
+    head: float
+    job: float  # of a worker, for one job
+    between: float  # of Ray's own processes, all together
+
+
+def cost(plan: Plan, method: Footprint, machine: Machine) -> Cost:
+    """Predict what a method takes in a run of that plan, on machines of that kind."""
+    load, n, a = _load(plan, method, machine), plan.workers, method.arrivals
+    up, down = method.up * plan.weights, method.down * plan.weights
+    parts = max(1, plan.shards)  # a message is cut into so many
+    limits = {"shard" if plan.shards else "server": load.server}
+    if plan.shards:
+        limits["head"] = load.head
+    trips = 0.0
+    if plan.apart and plan.bandwidth is not None:
+        limits["lines to the server"] = a * up / parts / plan.bandwidth
+        limits["lines from the server"] = a * down / parts / plan.bandwidth
+        trips = (up + down) / plan.bandwidth
+    limits |= _cores(plan, machine, load, a)
+    message, latency = machine.small if down <= INLINE else machine.large, plan.latency if plan.apart else 0.0
+    waited = max(0.0, message.round_trip - message.server - message.worker - 2 * latency)  # for Ray
+    job = plan.gradient_seconds + load.job + waited
+    cycle = job + load.server / a + trips + 2 * latency
+    at_work = n - (a - 1) / 2 if method.waits and a < n else n
+    limits["workers"] = a * cycle / at_work
+    longest = max(limits.values())
+    processes = _processes(plan, method, machine, load, longest)
+    large = tuple(one.kind for one in processes if plan.memory is not None and one.peak > plan.memory)
+    return Cost(plan, processes, limits, a, job, large)
+
+
+def _load(plan: Plan, method: Footprint, machine: Machine) -> _Load:
+    """Processor seconds of each kind of process for an update."""
+    a, parts = method.arrivals, max(1, plan.shards)
+    d, up, down = plan.weights / parts, method.up * plan.weights, method.down * plan.weights
+    alone = plan.machines is None or plan.machines >= plan.processes
+    stored = down / parts > INLINE
+    speed = machine.speed(math.inf, alone=alone)  # beside the store the caches hold little
+    passes = a * (_CHECKED + method.send) + _SUMMED + method.update + (a - 1) * method.absorb
+    puts = (a if method.own_models else 1) * down / parts
+    pieces = math.ceil(max(down, up) / parts / PIECE) if plan.shards else 1
+    message = machine.large if stored else machine.small
+    put = 1 / machine.store if stored else 0.0  # what travels in the request is not put anywhere
+    server = a * pieces * message.server + passes * d / speed + puts * put
+    job = parts * pieces * message.worker + (2 * down + method.job * plan.weights) / speed + up * put
+    head = a * machine.small.server * (1 + plan.shards / 2)
+    between = a * (parts * pieces * message.between + (machine.small.between if plan.shards else 0.0))
+    return _Load(server, head if plan.shards else 0.0, job, between)
+
+
+def _cores(plan: Plan, machine: Machine, load: _Load, arrivals: float) -> dict[str, float]:
+    """What an update takes of the cores of the busiest machine, if processes share machines."""
+    if plan.machines is None:
+        return {}
+    servers = plan.shards + 1 if plan.shards else 1
+    first = math.ceil(servers / plan.machines)  # of the server's processes on the first machine
+    workers = math.ceil(plan.processes / plan.machines) - first
+    jobs = arrivals * workers / plan.workers
+    own = first * max(load.server, load.head)
+    if plan.shards and first == servers:
+        own = plan.shards * load.server + load.head
+    work = own + jobs * (load.job + plan.gradient_seconds * plan.gradient_cores) + load.between / plan.machines
+    return {"cores": work / machine.cores}
+
+
+def _processes(plan: Plan, method: Footprint, machine: Machine, load: _Load, seconds: float) -> tuple[Process, ...]:
+    """Each kind of process, where an update takes so many seconds."""
+    n, a, d, parts = plan.workers, method.arrivals, plan.weights, max(1, plan.shards)
+    up, down, base = method.up * d, method.down * d, {"the process itself": machine.process}
+    freed = min(_FREED[0], _FREED[1] * (a + (a if method.own_models else 1)) / seconds)  # objects that wait for it
+    waiting = min(n, max(1.0, a))
+    stored = down > INLINE
+    memory = {_WORDS.get(name, name): per_weight * d / parts for name, per_weight in method.server.items()}
+    memory["initial weights"] = _INITIAL * d / parts
+    if stored:
+        memory["models sent and kept"] = (method.models + method.down) * d / parts
+    memory["arriving messages"] = (n if plan.machines == 1 else waiting) * up / parts
+    if stored:
+        memory["freed soon"] = freed * max(up, down) / parts
+    if method.audited:
+        memory["audit at the end"] = _AUDIT * d / parts
+    server = Process(
+        "shard" if plan.shards else "server",
+        parts,
+        base | memory,
+        a * up / parts,
+        a * down / parts,
+        load.server,
+        min(1.0, load.server / seconds),
+    )
+    held = {"model": 4 * d, "gradient": 4 * d, "message": up, "kept for the next job": method.worker * d}
+    if stored:
+        held["model as it came"] = down
+    job, jobs = load.job + plan.gradient_seconds, a / n
+    worker = Process(
+        "worker",
+        n,
+        base | {k: v for k, v in held.items() if v},
+        jobs * down,
+        jobs * up,
+        jobs * job,
+        min(1.0, jobs * job / seconds),
+    )
+    head = (Process("head", 1, dict(base), 0.0, 0.0, load.head, min(1.0, load.head / seconds)),) if plan.shards else ()
+    return (*head, server, worker)
+
+
+_WORDS = {
+    "weights": "weights",
+    "total": "sum of gradients",
+    "table": "last gradients of the workers",
+    "optimizer": "the optimiser's state",
+    "undo": "copy to undo a failed step",
+}

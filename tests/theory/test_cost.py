@@ -1,0 +1,140 @@
+"""The cost model: what must hold for any constants, and a small case by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+import dualdelay as dd
+from dualdelay.theory import Footprint, Machine, Message, Plan, size
+from dualdelay.theory import footprint as counting
+from dualdelay.theory.cost import cost
+from dualdelay.theory.machine import COPIED
+
+SPEED = 1e10
+MACHINE = Machine(
+    cores=2,
+    copying=(SPEED,) * len(COPIED),
+    copying_together=(SPEED,) * len(COPIED),
+    small=Message(0.001, 0.001, 0.001, 0.004),
+    large=Message(0.002, 0.001, 0.001, 0.008),
+    store=5e9,
+    process=1e8,
+)
+DUDE = Footprint(
+    {"weights": 4.0, "total": 8.0, "table": 16.0}, 16.0, False, 4.0, 4.0, 0.0, 1.0, False, True, 0.0, 40.0, 0.0
+)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counting, "_TIMED", 1000)  # how long a pass takes is nothing that is tested
+
+
+def test_a_case_by_hand() -> None:
+    """Ten million weights, four workers, one machine: every number of the prediction is written out."""
+    found = cost(Plan(1e7, 4, machines=1), DUDE, MACHINE)
+    each = SPEED / 2  # two cores share the memory's speed
+    server = 0.002 + (4 + 4 + 40) * 1e7 / each + 4e7 / 5e9
+    job = 0.001 + 8e7 / each + 4e7 / 5e9
+    assert found.server.seconds == pytest.approx(server)
+    assert found.limits["cores"] == pytest.approx((server + job + 0.001) / 2)
+    assert found.limits["workers"] == pytest.approx((job + server + 0.005) / 4)
+    assert found.bottleneck == "server" and found.updates_per_second == pytest.approx(1 / server)
+    seconds = 1 / found.updates_per_second
+    vectors = 4 + 8 + 16 + 4 + (16 + 4) + 16 + 16  # state, initial weights, models, arriving, audit
+    assert found.server.peak == pytest.approx(1e8 + 1e7 * (vectors + 4 * 2 / seconds))
+
+
+def test_a_slow_line_is_the_bottleneck_and_more_shards_share_it() -> None:
+    """A gradient of 4 GB on a line of 1e8 bytes per second takes 40 s; k shards take 40 / k, until workers are slower."""
+    plan = Plan(1e9, 1000, bandwidth=1e8)
+    rates = {k: cost(replace(plan, shards=k), DUDE, MACHINE) for k in (0, 1, 4, 16)}
+    assert rates[0].bottleneck.startswith("lines") and rates[0].updates_per_second == pytest.approx(1 / 40)
+    assert [rates[k].updates_per_second for k in (1, 4, 16)] == pytest.approx([1 / 40, 4 / 40, 16 / 40])
+    assert rates[16].server.bytes_in == pytest.approx(4e9 / 16)
+
+
+def test_without_lines_on_one_machine_and_with_a_thousandth_of_the_messages_a_line_is_no_limit() -> None:
+    assert not any(
+        name.startswith("lines") for name in cost(Plan(1e9, 10, machines=1, bandwidth=1e8), DUDE, MACHINE).limits
+    )
+    small = replace(DUDE, up=0.004, down=0.004)
+    plan = Plan(1e9, 10, bandwidth=1e8)
+    ratio = (
+        cost(plan, DUDE, MACHINE).limits["lines to the server"] / cost(plan, small, MACHINE).limits["lines to the server"]
+    )
+    assert ratio == pytest.approx(1000)
+
+
+def test_slow_gradients_make_the_workers_the_bottleneck_and_the_rate_is_theirs() -> None:
+    found = cost(Plan(1e6, 10, gradient_seconds=100.0), DUDE, MACHINE)
+    assert found.bottleneck == "workers" and found.updates_per_second == pytest.approx(10 / 100, rel=1e-3)
+    waiting = cost(Plan(1e6, 10, gradient_seconds=100.0), replace(DUDE, arrivals=5.0, waits=True), MACHINE)
+    assert waiting.gradients_per_second == pytest.approx((10 - 2) / 100, rel=1e-2)  # two idle on average
+    together = cost(Plan(1e6, 10, gradient_seconds=100.0), replace(DUDE, arrivals=10.0, waits=True), MACHINE)
+    assert together.gradients_per_second == pytest.approx(10 / 100, rel=1e-2)  # in step, nobody waits
+
+
+def test_gradients_share_the_cores_of_one_machine_unless_a_gpu_takes_them() -> None:
+    plan = Plan(1e6, 10, gradient_seconds=1.0, machines=1)
+    assert cost(plan, DUDE, MACHINE).updates_per_second == pytest.approx(2.0, rel=0.05)  # two cores
+    assert cost(replace(plan, gradient_cores=0.0), DUDE, MACHINE).updates_per_second == pytest.approx(10.0, rel=0.2)
+    assert cost(replace(plan, machines=5), DUDE, MACHINE).updates_per_second == pytest.approx(10.0, rel=0.2)
+
+
+def test_no_process_is_busier_than_always_and_limits_are_never_beaten() -> None:
+    for weights in (1e3, 1e6, 1e9, 7e10):
+        for workers in (1, 10, 100_000):
+            for shards in (0, 1, 8):
+                for machines in (None, 1, 3):
+                    plan = Plan(weights, workers, shards, 0.01, machines=machines, bandwidth=1e9, latency=0.001)
+                    found = cost(plan, DUDE, MACHINE)
+                    assert all(0 <= process.busy <= 1 and process.peak >= MACHINE.process for process in found.processes)
+                    assert found.updates_per_second * max(found.limits.values()) == pytest.approx(1)
+                    assert math.isfinite(found.updates_per_second)
+
+
+def test_memory_that_does_not_fit_is_said() -> None:
+    assert cost(Plan(1e9, 10, memory=1e12), DUDE, MACHINE).too_large == ()
+    assert cost(Plan(1e9, 10, memory=5e10), DUDE, MACHINE).too_large == ("server",)
+    assert cost(Plan(1e9, 10, memory=1e9), DUDE, MACHINE).too_large == ("server", "worker")
+
+
+def test_changes_are_told_where_they_help_and_only_there() -> None:
+    plan, machine = Plan(1e5, 64, bandwidth=1.25e5, memory=2e7), replace(MACHINE, process=1e6)
+    found = size(dd.DuDe(lr=0.1), plan, machine=machine)
+    told, now = {change.what: change.cost for change in found.changes}, found.cost
+    assert now.too_large == ("server",)
+    shards = next(then for what, then in told.items() if what.startswith("shards="))
+    assert not shards.too_large and shards.updates_per_second > now.updates_per_second
+    assert told['memory="workers"'].server.peak < now.server.peak
+    assert all(
+        then.gradients_per_second >= 1.2 * now.gradients_per_second or then.server.peak <= now.server.peak / 1.2
+        for then in told.values()
+    )
+    alone = size(dd.VanillaASGD(lr=0.1), Plan(1e3, 2, gradient_seconds=10.0), machine=MACHINE)
+    assert alone.changes == ()  # nothing helps slow gradients
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"weights": 0.5, "workers": 3}, "weights is 0.5; expected a whole number"),
+        ({"weights": -1, "workers": 3}, "weights"),
+        ({"weights": math.inf, "workers": 3}, "weights"),
+        ({"weights": 10, "workers": 0}, "workers"),
+        ({"weights": 10, "workers": 3, "shards": 11}, "11 shards for 10 weights"),
+        ({"weights": 10, "workers": 3, "shards": -1}, "shards"),
+        ({"weights": 10, "workers": 3, "bandwidth": 0.0}, "bandwidth"),
+        ({"weights": 10, "workers": 3, "latency": -1.0}, "latency"),
+        ({"weights": 10, "workers": 3, "machines": 0}, "machines"),
+        ({"weights": 10, "workers": 3, "memory": 0.0}, "memory"),
+        ({"weights": 10, "workers": 3, "gradient_seconds": math.nan}, "gradient_seconds"),
+    ],
+)
+def test_plans_that_cannot_be_are_refused(given: dict[str, float], error: str) -> None:
+    with pytest.raises(dd.BadInput, match=error):
+        Plan(**given)

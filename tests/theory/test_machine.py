@@ -1,0 +1,102 @@
+"""The constants of a machine: kept, edited, refused; and what is measured is a speed."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import dualdelay as dd
+from dualdelay.theory import machine as constants
+from dualdelay.theory.machine import (
+    COPIED,
+    FILE,
+    SHIPPED,
+    Message,
+    Spent,
+    copying,
+    keep_machine,
+    known_machine,
+    measure_machine,
+    read_machine,
+    values_of,
+)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DUALDELAY_DATA", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_what_is_kept_is_used_and_before_that_what_the_package_brings(cache: Path) -> None:
+    assert known_machine() == SHIPPED
+    own = replace(SHIPPED, cores=8, origin="measured elsewhere")
+    assert keep_machine(own) == cache / FILE
+    assert known_machine() == own
+
+
+def test_a_file_may_be_edited_and_what_is_no_machine_is_refused(cache: Path) -> None:
+    path = keep_machine(SHIPPED)
+    path.write_text(json.dumps({**values_of(SHIPPED), "cores": 64}))
+    assert read_machine(path).cores == 64
+    for values in ({"cores": 2}, {**values_of(SHIPPED), "copying": [1.0]}, {**values_of(SHIPPED), "small": [1, 2]}, []):
+        path.write_text(json.dumps(values))
+        with pytest.raises(dd.BadInput, match=re.escape(f"{path} does not hold the constants of a machine")):
+            read_machine(path)
+    path.write_text("{")
+    with pytest.raises(dd.BadInput, match="does not hold"):
+        known_machine()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("cores", 0), ("store", -1.0), ("process", float("nan")), ("small", Message(-1.0, 0, 0, 0)), ("copying", (0.0,) * 5)],
+)
+def test_constants_that_cannot_be_are_refused(field: str, value: object) -> None:
+    with pytest.raises(dd.BadInput, match=field):
+        replace(SHIPPED, **{field: value})
+
+
+def test_the_speed_lies_between_those_that_were_measured() -> None:
+    machine = replace(SHIPPED, copying=(5e10, 4e10, 3e10, 2e10, 1e10), copying_together=(8e10, 8e10, 8e10, 8e10, 8e10))
+    assert [machine.speed(size) for size in COPIED] == pytest.approx([5e10, 4e10, 3e10, 2e10, 1e10])
+    assert machine.speed(1) == pytest.approx(5e10) and machine.speed(1e15) == pytest.approx(1e10)
+    assert 2e10 < machine.speed(2**25.5) < 3e10
+    assert machine.speed(1, alone=False) == pytest.approx(8e10 / 2)
+
+
+def test_copies_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "_SECONDS", 0.001)
+    assert copying(2**16, 1) > 0 and copying(2**16, 2) > 0
+
+
+def test_measuring_takes_rays_messages_from_real_runs_or_without_ray_from_what_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(constants, "copying", lambda size, threads: 1e10 * threads)
+    spent = {1_000: Spent(0.004, 0.001, 0.002, 0.003), 50_000: Spent(0.008, 0.002, 0.003, 0.004)}
+    seconds = 0.003 + 4 * 1_950_000 * (2 / 1e10 + 1 / 2e9)  # a copy of the model, and an answer put at 2e9 a second
+    spent[2_000_000] = Spent(0.02, 0.01, seconds, 0.004)
+    monkeypatch.setattr(constants, "_timed", lambda weights, first, last: spent[weights])
+    told = []
+    found = measure_machine(lambda share, text: told.append(share))
+    assert found.small == Message(0.001, 0.002, 0.003, 0.004) and found.large == Message(0.002, 0.003, 0.004, 0.008)
+    assert found.store == pytest.approx(2e9) and told == sorted(told) and "measured here" in found.origin
+
+    def missing(*arguments: object) -> Spent:
+        raise dd.BadInput("real workers need Ray, which is not installed: pip install ray.")
+
+    monkeypatch.setattr(constants, "_timed", missing)
+    without = measure_machine()
+    assert without.small == SHIPPED.small and "Ray is not installed" in without.origin
+
+    def broken(*arguments: object) -> Spent:
+        raise dd.BadInput("Ray could not be started")
+
+    monkeypatch.setattr(constants, "_timed", broken)
+    with pytest.raises(dd.BadInput, match="could not be started"):
+        measure_machine()
