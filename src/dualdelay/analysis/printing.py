@@ -520,7 +520,7 @@ def _setting_notes(thing: Any) -> dict[str, str]:
 _LIMITS = {
     "server": "the server's process: its passes over the weights and its messages",
     "shard": "a shard's process: its passes over its slice and its messages",
-    "head": "the head's process: a call to each shard for every gradient",
+    "head": "the head's process: its decisions, and a call for every gradient",
     "lines to the server": "the line to the server, where gradients arrive",
     "lines from the server": "the line from the server, where models leave",
     "cores": "the cores of the machine that most processes share",

@@ -48,7 +48,7 @@ def is_whole(path: Path) -> bool:
 
 def located(content: Mapping[str, Any], folder: Path) -> list[tuple[int, int, Path]]:
     """The files of a checkpoint's shards: first weight, the one after the last, path."""
-    return [(start, stop, folder / "checkpoints" / name) for start, stop, name in content["shards"]]
+    return [(start, stop, folder.resolve() / "checkpoints" / name) for start, stop, name in content["shards"]]
 
 
 def whole(content: Mapping[str, Any], folder: Path) -> dict[str, Any]:

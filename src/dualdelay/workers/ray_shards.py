@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..core.compression import Packed, size_of, unpacked
 from ..core.devices import use_threads
-from ..core.errors import RunFailed
+from ..core.errors import DualDelayError, RunFailed
 from ..core.state import is_finite
 from ..core.work import Sent, expected_parts
 from ..engine.shard import Call, MessageName, Shard, ShardPlan, Store, cut_message, named, put_together, shard_like
@@ -396,7 +396,7 @@ class RayShards:
         """Have every shard write a checkpoint; returns where each slice lies, and in which file."""
         assert folder is not None, "a sharded server is saved to a folder alone"
         self.flush()
-        names = self._answers([actor.save.remote(self._sent, folder, moment) for actor in self.actors])
+        names = self._answers([actor.save.remote(self._sent, folder.resolve(), moment) for actor in self.actors])
         return [[start, stop, name] for (start, stop), name in zip(self._plan.slices.places, names, strict=True)]
 
     def load(self, saved: Mapping[str, Any]) -> None:
@@ -410,6 +410,10 @@ class RayShards:
         except self._ray.exceptions.RayActorError:
             self.check()
             raise ShardLost("a shard of the server has died.") from None
+        except self._ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, DualDelayError):  # such as a disk that is full
+                raise error.cause from None
+            raise
         return answers
 
     def check(self) -> None:
