@@ -175,6 +175,7 @@ class Fragile(dd.Algorithm[dd.State]):
         return [dd.send(a.worker)]
 
 
+@dataclass
 class Ranked:
     """A step of a worker with several ranks: each process leaves a file named after worker, rank and process.
 

@@ -37,7 +37,7 @@ PANELS = [  # a title, which method, and how many shards
     ("64 shards", "DuDe", 64),
     ("one server, int8 up", "DuDe, int8 up", 1),
     ("one server, int8 both ways", "DuDe, int8 both ways", 1),
-    ("64 shards, int8 both ways", "DuDe, int8 both ways", 64),
+    ("64 shards, int8 up", "DuDe, int8 up", 64),
 ]
 KINDS = {"workers": "workers", "server": "server's\npasses", "shard": "shards'\npasses", "head": "head"}
 KINDS |= {"lines to the server": "lines", "lines from the server": "lines"}

@@ -15,7 +15,7 @@ from dualdelay.runs.optimizer import Optimizer
 from own import METHODS
 from tables import ALGORITHMS, LR
 
-pytestmark = [pytest.mark.numeric, pytest.mark.usefixtures("own_methods")]
+pytestmark = pytest.mark.usefixtures("own_methods")
 
 SHAPED = {"auto", "heloco", "mla", "ringmaster lmo"}  # these look at the weights tensor by tensor
 

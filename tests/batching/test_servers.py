@@ -12,7 +12,7 @@ import torch
 
 import dualdelay as dd
 from dualdelay.algorithms import FADAS, DelayAdaptiveASGD
-from dualdelay.runs import sweep as sweeps
+from dualdelay.runs import together
 from own import Killed, computed_both_ways, digits, four, mismatches
 from tables import CASES, LR
 
@@ -38,13 +38,13 @@ SERVERS: dict[str, dict[str, Any]] = {
 def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of the groups that advance together."""
     sizes: list[int] = []
-    make = sweeps._group
+    make = together._group
 
     def counted(members: Any, *rest: Any) -> Any:
         sizes.append(len(members))
         return make(members, *rest)
 
-    monkeypatch.setattr(sweeps, "_group", counted)
+    monkeypatch.setattr(together, "_group", counted)
     return sizes
 
 

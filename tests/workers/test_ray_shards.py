@@ -26,18 +26,25 @@ def files(folder: Path, ending: str) -> list[Path]:
     return sorted((folder / "checkpoints").glob(f"*.{ending}"))
 
 
-def test_slices_in_pieces_replay_to_the_same_bits_and_go_on_with_any_number_of_shards(tmp_path):
-    problem, folder = Wide(spoilt=(1, 3)), tmp_path / "run"
+def test_slices_in_pieces_replay_to_the_same_bits_and_go_on_with_any_number_of_shards(tmp_path, caplog):
+    """Gradients that are not finite or of another shape are rejected; a damaged part of a checkpoint is passed over."""
+    problem, folder = Wide(spoilt=(1, 3), short=5), tmp_path / "run"
     method, server = dd.DuDe(lr=2.0**-6), dd.Server(optimizer="AdamW")
     fleet = dd.RayFleet(cpus=0.25, shards=3, piece=SMALL)
-    run = dd.train(method, problem, fleet, updates=20, folder=folder, checkpoint_every=10, server=server)
-    assert run.version == 20 and kinds(run) == ["rejected"] and len(fleet.control.shards) == 3
+    with caplog.at_level(logging.WARNING):
+        run = dd.train(method, problem, fleet, updates=20, folder=folder, checkpoint_every=10, server=server)
+    assert run.version == 20 and set(kinds(run)) == {"rejected"} and len(fleet.control.shards) == 3
+    assert "values that are not finite" in caplog.text and "shape (49999,), expected (50000,)" in caplog.text
     assert set(run.trace.bytes.tolist()) == {200_000} == set(run.trace.down.tolist())
     assert len(files(folder, "shard")) == 3 * len(files(folder, "safetensors"))
     check_replay(run, folder, problem)
+    newest = files(folder, "shard")[-1]
+    newest.write_bytes(newest.read_bytes()[:-1] + b"?")
+    assert not parts.is_whole(newest)
     for updates, shards in ((30, None), (40, 2)):
         run = dd.resume(folder, updates, problem=problem, fleet=dd.RayFleet(cpus=0.25, shards=shards))
         assert run.version == updates
+        assert any("an older checkpoint was used" in note for note in run.notes) == (updates == 30)
     check_replay(run, folder, problem)
 
 
@@ -77,8 +84,6 @@ def test_a_method_that_sends_several_vectors_and_keeps_some_at_the_workers(tmp_p
     problem, folder = Wide(weights=1000), tmp_path / "run"
     run = dd.train(dd.ALGORITHMS["scaffold"](lr=0.01), problem, dd.RayFleet(cpus=0.25, shards=2), updates=12, folder=folder)
     check_replay(run, folder, problem)
-    again = dd.resume(folder, 20, problem=problem, fleet=dd.RayFleet(cpus=0.25, shards=3))
-    check_replay(again, folder, problem)
 
 
 def test_workers_that_keep_their_gradients_send_small_differences_to_shards(tmp_path):
@@ -96,24 +101,6 @@ def test_workers_that_keep_their_gradients_send_small_differences_to_shards(tmp_
     run = dd.train(method, problem, fleet, updates=200, folder=folder, checkpoint_every=10)
     assert set(run.trace.bytes.tolist()) == {1004} and "restored" in kinds(run)
     assert run.audit is not None and run.audit < 1e-6
-    check_replay(run, folder, problem)
-
-
-def test_a_gradient_of_another_shape_is_rejected_as_by_a_whole_server(caplog):
-    problem = Wide(weights=1000, short=2)
-    with caplog.at_level(logging.WARNING):
-        run = dd.train(dd.VanillaASGD(lr=0.01), problem, dd.RayFleet(cpus=0.25, shards=2), updates=20)
-    assert kinds(run) == ["rejected", "rejected"] and "shape (999,), expected (1000,)" in caplog.text
-
-
-def test_a_damaged_part_of_a_checkpoint_is_noticed_and_the_one_before_is_used(tmp_path):
-    problem, folder = Wide(weights=1000), tmp_path / "run"
-    dd.train(dd.DuDe(lr=0.01), problem, dd.RayFleet(cpus=0.25, shards=2), updates=40, folder=folder, checkpoint_every=20)
-    newest = files(folder, "shard")[-1]
-    newest.write_bytes(newest.read_bytes()[:-1] + b"?")
-    assert not parts.is_whole(newest)
-    run = dd.resume(folder, 60, problem=problem, fleet=dd.RayFleet(cpus=0.25, shards=2))
-    assert run.version == 60 and any("an older checkpoint was used" in note for note in run.notes)
     check_replay(run, folder, problem)
 
 

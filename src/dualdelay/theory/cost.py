@@ -174,7 +174,7 @@ def _load(plan: Plan, method: Footprint, machine: Machine) -> _Load:
     put = 1 / machine.store if stored else 0.0  # what travels in the request is not put anywhere
     server = a * pieces * message.server + passes * d / speed + puts * put
     job = parts * pieces * message.worker + (2 * down + method.job * plan.weights) / speed + up * put
-    head = a * machine.small.server * (1 + plan.shards / 2)
+    head = a * machine.small.server  # the shards pass on to one another what it says: their number does not matter
     between = a * (parts * pieces * message.between + (machine.small.between if plan.shards else 0.0))
     return _Load(server, head if plan.shards else 0.0, job, between)
 

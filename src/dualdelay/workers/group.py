@@ -8,7 +8,6 @@ of reach says so after a moment, and whatever has started the processes ends all
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import struct
@@ -252,6 +251,8 @@ def interface_of(address: str) -> str:
     names = [name for _, name in socket.if_nameindex()]
     if address == _LOOPBACK:
         return next((name for name in ("lo", "lo0") if name in names), "")
+    import fcntl  # which not every system has
+
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for name in names:
             with suppress(OSError):

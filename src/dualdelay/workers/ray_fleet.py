@@ -382,6 +382,7 @@ class RayTransport:
         self._further: dict[int, list[Any]] = {}  # of workers with several ranks: the actors but for the first
         self._rooms: dict[int, Any] = {}  # and what was set aside for all of them
         self._broken = False  # then Ray is not to be called any more
+        self._shards: RayShards | None = None  # those of the server, if it has any
         try:
             for module in MODULES.values():  # the user's files, which the workers need not have
                 ray.cloudpickle.register_pickle_by_value(module)
@@ -391,7 +392,6 @@ class RayTransport:
             raise BadInput(
                 f"the problem cannot be sent to its workers: {error} Keep out of it what lives in one process."
             ) from error
-        self._shards: RayShards | None = None
         self._make_further = ray.remote(_FurtherRank)
         self._calls: dict[Any, tuple[int, ...]] = {}  # those under way that return notices, by worker and incarnation
         self._lives: dict[Any, tuple[int, ...]] = {}  # the calls that never return; also by rank, but for the first

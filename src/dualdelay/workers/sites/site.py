@@ -268,6 +268,7 @@ class Site:
         reply = self._worker.compute(request, fields["model"], fields["held"])
         if reply is not None:
             content = reply._replace(error=self._told_of(reply.error))._asdict()
+            del content["pushed"]  # a site's message goes to the server, which has no shards
             self._post("reply", {**content, "request": list(reply.request)})
 
     def _told_of(self, error: str) -> str:
