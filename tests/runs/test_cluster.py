@@ -281,7 +281,7 @@ print([run.x.tolist() for run in table.runs], flush=True)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL])  # SIGINT: test_processes.py
 def test_the_driver_of_a_cluster_stopped_by_a_signal_goes_on_with_the_same_call(
     number: signal.Signals, cluster: Any, tmp_path: Path
 ) -> None:
