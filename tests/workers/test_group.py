@@ -14,9 +14,9 @@ from torch.nn.functional import cross_entropy
 import dualdelay as dd
 from dualdelay.core.environment import environment
 from dualdelay.engine.half import Half
-from dualdelay.problems import Clipped, FullGradients, Logistic, in_parts
+from dualdelay.problems import Clipped, FullGradients, Logistic
 from dualdelay.problems.minibatches import portion
-from dualdelay.problems.wrapped import InParts, source_of
+from dualdelay.problems.wrapped import InParts, in_parts, source_of
 from dualdelay.storage.files import json_digest
 from dualdelay.workers import group
 from dualdelay.workers.group import Group, Place, interface_of, joint_environment
@@ -185,7 +185,7 @@ def test_an_interface_other_than_the_loopback_is_found(monkeypatch):
             raise OSError("it has no address")
         return bytes(20) + group.socket.inet_aton(answers[name.rstrip(b"\0")]) + bytes(8)
 
-    monkeypatch.setattr(group.fcntl, "ioctl", ioctl)
+    monkeypatch.setattr("fcntl.ioctl", ioctl)
     assert interface_of("10.0.0.7") == "eth0" and interface_of("10.0.0.8") == ""
 
 

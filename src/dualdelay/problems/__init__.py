@@ -15,7 +15,7 @@ from .mnist import FashionMnist, Mnist
 from .network import Network
 from .quadratic import Quadratic
 from .splits import shards, split_samples
-from .wrapped import Clipped, FullGradients, LocalSteps, exact, in_parts
+from .wrapped import Clipped, FullGradients, LocalSteps, exact
 
 PROBLEMS: dict[str, Any] = {
     "quadratic": Quadratic,
@@ -47,7 +47,6 @@ __all__ = [
     "Network",
     "Quadratic",
     "exact",
-    "in_parts",
     "shards",
     "split_samples",
     "without_batchnorm",

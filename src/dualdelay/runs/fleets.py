@@ -17,7 +17,7 @@ from ..engine.loop import Loop
 from ..engine.shard import ShardPlan
 from ..engine.sharded import ShardedLoop
 from ..engine.slices import Slices
-from ..problems import in_parts
+from ..problems.wrapped import in_parts
 from ..simulation.clocks import RecordedClock
 from ..simulation.cores import GradientsOnCores, cores_worth
 from ..simulation.gradients import Batcher, Gradients, GradientsInBatches

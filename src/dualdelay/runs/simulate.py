@@ -12,7 +12,7 @@ from ..core import Algorithm, Problem
 from ..core.devices import using_threads
 from ..core.errors import require_kind
 from ..engine.result import Run
-from ..problems import in_parts
+from ..problems.wrapped import in_parts
 from ..storage.folder import Folder, is_empty
 from ..workers.ray_fleet import RayFleet
 from ..workers.settings import WorkerFleet

@@ -28,7 +28,6 @@ from ..core.environment import environment
 from ..core.errors import BadInput, RunFailed, is_finite, require_several, shown
 from ..core.own_code import MODULES
 from ..core.settings import whole
-from ..core.version import install_command
 from ..core.work import Sent
 from ..engine.half import Half, Kept
 from ..engine.shard import ShardPlan
@@ -300,11 +299,7 @@ def join(who: str, address: str | None, host: str, insecure: bool, cpus: int, st
 
     One that is started has an object store of so many bytes; None: as Ray chooses.
     """
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", _REPEATED_BY_US)
-    try:
-        import ray
-    except ImportError:
-        raise BadInput(f"{who} need Ray, which is not installed: {install_command('ray')}.") from None
+    ray = require_ray(who)
     with _OurRay.lock:
         ours = _OurRay.users > 0 or not ray.is_initialized()
         if _OurRay.users == 0:
@@ -368,6 +363,7 @@ class RayTransport:
     """Actors, the calls to them that are under way, and what has come back."""
 
     def __init__(self, fleet: RayFleet, problem: Problem, half: Half, output: Path | None = None) -> None:
+        require_ray("real workers")
         claimed = math.ceil(problem.workers * fleet.ranks * fleet.cpus) + (fleet.shards or 0)
         cpus = max(os.cpu_count() or 1, claimed)  # as many as workers and shards claim
         self._ray, self._ours = join("real workers", fleet.address, fleet.host, fleet.insecure, cpus, fleet.store)
