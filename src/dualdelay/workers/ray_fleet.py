@@ -294,6 +294,16 @@ class _OurRay:
     lock, users = threading.Lock(), 0
 
 
+def require_ray(who: str) -> Any:
+    """Ray; says how to install it if it is not there."""
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", _REPEATED_BY_US)
+    try:
+        import ray
+    except ImportError:
+        raise BadInput(f"{who} need Ray, which is not installed: {install_command('ray')}.") from None
+    return ray
+
+
 def join(who: str, address: str | None, host: str, insecure: bool, cpus: int, store: int | None = None) -> tuple[Any, bool]:
     """Ray, joined at an address or started here with so many processors, and whether it has to be left in the end.
 
