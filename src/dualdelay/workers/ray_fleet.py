@@ -28,6 +28,7 @@ from ..core.environment import environment
 from ..core.errors import BadInput, RunFailed, is_finite, require_several, shown
 from ..core.own_code import MODULES
 from ..core.settings import whole
+from ..core.version import install_command
 from ..core.work import Sent
 from ..engine.half import Half, Kept
 from ..engine.shard import ShardPlan
