@@ -162,7 +162,7 @@ def memory(weights: int, workers: int, shards: int, updates: int) -> None:
 
 def head(most_workers: int, most_shards: int, updates: int) -> None:
     print("microseconds of the head's thread per arrival, DuDe, 100,000 weights")
-    for workers, shards in [(2, 2), (8, 2), (most_workers, 2), (4, 1), (4, 2), (4, 4), (4, most_shards)]:
+    for workers, shards in [(4, 1), (4, 2), (4, most_shards), (2, 2), (16, 2), (most_workers, 2)]:
         seen: list[tuple[int, float]] = []
 
         def look(version: int, values: Mapping[str, float], seen: list[tuple[int, float]] = seen) -> None:
