@@ -20,7 +20,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,35 +27,18 @@ import torch
 from torch import Tensor
 
 import dualdelay as dd
+from dualdelay.theory.machine import ConstantGradient
 from dualdelay.workers.ray_fleet import staying_here
 from dualdelay.workers.security import own_token
 
 NEVER = dd.Evaluation(every=10**9)
 
 
-@dataclass
-class Constant(dd.Problem):
-    """A gradient that costs nothing."""
-
-    workers: int
-    weights: int
-    seed: int = 0
-    given: Tensor | None = None
-
-    def start(self, seed: int) -> Tensor:
-        return torch.zeros(self.weights)
+class Weightless(ConstantGradient):
+    """The same by a vector that takes no memory, where there is none to spare."""
 
     def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
-        if self.given is None:
-            one = torch.full((1,), 0.5)  # a vector that takes no memory, where there is none to spare
-            self.given = one.expand(self.weights) if self.weights > 10**8 else one.repeat(self.weights)
-        return self.given, 0.0
-
-    def evaluate(self, x: Tensor) -> dict[str, float]:
-        return {"objective": 0.0}
-
-    def fingerprint(self) -> str:
-        return f"constant {self.weights}"
+        return torch.full((1,), 0.5).expand(self.weights), 0.0
 
 
 def rss(pid: int | str = "self") -> int:
@@ -112,7 +94,7 @@ def train(method: dd.Algorithm[Any], problem: dd.Problem, fleet: dd.RayFleet, up
 def speed(weights: int, workers: int, rounds: int, updates: int) -> None:
     print(f"updates per second, DuDe, {weights:,} weights, {workers} workers, {os.cpu_count()} cores")
     rates: dict[int, list[float]] = {0: [], 1: [], 2: []}
-    problem = Constant(workers, weights)
+    problem = ConstantGradient(workers, weights)
     for number in range(rounds):
         for shards in rates:
             fleet = dd.RayFleet(cpus=0.25, shards=shards or None)
@@ -143,7 +125,7 @@ def raylets(count: int, cpus: int, store: int | None = None) -> Iterator[str]:
 
 
 def memory(weights: int, workers: int, shards: int, updates: int) -> None:
-    problem = Constant(workers, weights)
+    problem = ConstantGradient(workers, weights)
     control = dd.FleetControl()
     with Peaks(control) as whole:
         train(dd.DuDe(lr=1e-6), problem, dd.RayFleet(cpus=0.25, control=control), updates)
@@ -168,7 +150,7 @@ def head(most_workers: int, most_shards: int, updates: int) -> None:
         def look(version: int, values: Mapping[str, float], seen: list[tuple[int, float]] = seen) -> None:
             seen.append((version, time.thread_time()))
 
-        problem = Constant(workers, 100_000)
+        problem = ConstantGradient(workers, 100_000)
         fleet = dd.RayFleet(cpus=0.01, shards=shards, faults=dd.FaultPolicy(patience=600))
         train(dd.DuDe(lr=1e-6), problem, fleet, updates, log=[look])
         (first, begin), (last, end) = seen[1], seen[-2]
@@ -178,7 +160,7 @@ def head(most_workers: int, most_shards: int, updates: int) -> None:
 def large(weights: int, store: int, updates: int) -> None:
     begin = time.perf_counter()
     fleet = dd.RayFleet(cpus=0.5, shards=1, store=store)
-    run = train(dd.VanillaASGD(lr=1e-6), Constant(1, weights), fleet, updates)
+    run = train(dd.VanillaASGD(lr=1e-6), Weightless(1, weights), fleet, updates)
     expected = torch.zeros(1)
     for _ in range(run.version):
         expected = torch.add(expected, torch.full((1,), 0.5), alpha=-1e-6)

@@ -131,7 +131,16 @@ def _warps(numbers: int) -> int:
     return min(max(numbers // 512, 1), 8)
 
 
-class _Groups(torch.autograd.Function):
+class _Normalized(torch.autograd.Function):
+    """What both ways back need: the input and the weight, the means and the inverse deviations."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(*inputs[:2], *output[1:])
+
+
+class _Groups(_Normalized):
     """x (G, B, groups, C, S), weight and bias (G, groups * C)."""
 
     @staticmethod
@@ -146,11 +155,6 @@ class _Groups(torch.autograd.Function):
                 num_warps=_warps(BC * BS),
             )
         return y, mean, inverse
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.save_for_backward(*inputs[:2], *output[1:])
 
     @staticmethod
     @once_differentiable
@@ -173,7 +177,7 @@ class _Groups(torch.autograd.Function):
         return _more_models(_by_groups, info.batch_size, dims, inputs)
 
 
-class _Rows(torch.autograd.Function):
+class _Rows(_Normalized):
     """x (G, rows, D), weight and bias (G, D)."""
 
     @staticmethod
@@ -189,11 +193,6 @@ class _Rows(torch.autograd.Function):
                 num_warps=_warps(BR * BD),
             )
         return y, mean, inverse
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.save_for_backward(*inputs[:2], *output[1:])
 
     @staticmethod
     @once_differentiable

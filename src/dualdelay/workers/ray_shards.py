@@ -180,7 +180,8 @@ class ShardActor:
     async def weights(self, number: int, start: int, stop: int) -> Array:
         """Some of the current weights, after as many batches as the number says."""
         await self._after(number)
-        return as_arrays(self.shard.state.weights[start:stop])  # type: ignore[no-any-return]
+        array: Array = as_arrays(self.shard.state.weights[start:stop])
+        return array
 
     async def push(self, worker: int, name: MessageName, parts: Mapping[str, Any]) -> bool:
         """A worker's message, or the last of it; whether all its numbers are finite."""
