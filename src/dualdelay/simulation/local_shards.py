@@ -43,7 +43,7 @@ class LocalShards:
 
     def weights(self) -> Tensor:
         """The current weights, whole."""
-        return torch.cat([shard.state.weights for shard in self.all])
+        return torch.cat(self.ask("weights"))
 
     def save(self, folder: Path | None, moment: int) -> Any:
         """What each shard needs to continue later."""

@@ -85,7 +85,6 @@ class ShardActor:
         self._turn = asyncio.Condition()
         self._failure = ""
         self._buffers: dict[tuple[int, MessageName], dict[str, Tensor]] = {}  # messages of which pieces have come
-        self._free: list[Tensor] = []  # memory of messages that are needed no more
 
     def __repr__(self) -> str:
         return f"{SHARD}{self._number}"
@@ -188,7 +187,9 @@ class ShardActor:
         tensors = {
             part: unpacked(value) if isinstance(value, Packed) else as_tensors(value) for part, value in parts.items()
         }
-        whole = {**self._buffers.pop((worker, name), {}), **tensors}
+        whole = {**self._buffers.get((worker, name), {}), **tensors}
+        for key in [key for key in self._buffers if key[0] == worker and key[1] <= name]:  # also what a dead process began
+            del self._buffers[key]
         self.shard.push(worker, name, whole)
         return all(map(is_finite, whole.values()))
 
