@@ -10,7 +10,7 @@ BIN := .venv/bin
 # pip would compile all of torch and Ray: a module is compiled when it is first imported, and that is kept
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test compiled types real most numeric offered browser docs notebooks pages dist install-test clean
+.PHONY: demo test compiled types real runs laws people rest offered numeric browser docs notebooks pages dist install-test clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -23,12 +23,12 @@ demo: .venv/ready
 	    --problem 'digits[workers=10,split=label]' --speeds 'truncated_normal[std=5]' \
 	    --time 800 --folder runs/demo
 
-# both cores are busy throughout: real workers wait for one another most of the time, and all else takes the time that they leave
+# Three at a time on two cores: real workers wait for one another most of the time, and all else takes the time that they leave.
 test: .venv/ready browser
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(MAKE) --no-print-directory -j 2 types compiled
-	$(MAKE) --no-print-directory -j 2 real most numeric offered
+	$(MAKE) --no-print-directory -j 3 real runs people laws rest offered numeric
 
 # what a process of tests imports is compiled once, before several at a time would each compile it for themselves
 compiled: .venv/ready
@@ -41,19 +41,20 @@ types: .venv/ready
 real: .venv/ready
 	RAY_worker_niceness=0 $(BIN)/pytest -m real
 
+# all that is not real, in parts that take two to three minutes each: a folder for each room, as in src
+IN_runs := tests/runs
+IN_laws := tests/algorithms
+IN_people := tests/analysis tests/cli tests/docs tests/theory
+IN_offered := tests/packaging tests/docs/test_site.py tests/notebooks
+IN_rest := tests $(addprefix --ignore=,$(IN_runs) $(IN_laws) $(IN_people) $(IN_offered))
 AFTER_REAL := nice -n 19
 
-most: .venv/ready
-	$(AFTER_REAL) $(BIN)/pytest -n 2 --dist worksteal -m 'not real and not install' $(addprefix --ignore=,$(OFFERED))
+runs laws people offered rest: .venv/ready
+	$(AFTER_REAL) $(BIN)/pytest -m 'not real and not install' $(IN_$@) $(if $(filter people,$@),$(addprefix --ignore=,$(IN_offered)))
 
 # as another kind of processor; ARGUMENTS=--every-case leaves no case out
 numeric: .venv/ready
 	ATEN_CPU_CAPABILITY=$$($(BIN)/python tests/other_processor.py) $(AFTER_REAL) $(BIN)/pytest -m numeric $(ARGUMENTS)
-
-# what people are offered: the wheel, the site, the notebooks
-OFFERED := tests/packaging tests/docs/test_site.py tests/notebooks
-offered: .venv/ready
-	$(AFTER_REAL) $(BIN)/pytest -m 'not real and not install' $(OFFERED)
 
 # the tests of pages and reports drive a browser; what has none skips them and says so
 browser:
