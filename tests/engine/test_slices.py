@@ -78,7 +78,9 @@ def test_checksums_of_slices_add_up_to_that_of_the_whole(length: int, dtype: tor
 
 
 def test_a_checkpoint_is_divided_and_united_to_the_same() -> None:
-    fleet = {"weights": [(3, 0, 800, VALUES["x"]), (4, 0, 800, VALUES["x"] * 2)], "draws": [1, 2]}
+    kept = {"method": {"gradient": torch.full((200,), 3.0)}}
+    models = [(3, 0, 800, VALUES["x"]), (4, 0, 800, VALUES["x"] * 2)]
+    fleet = {"weights": models, "draws": [1, 2], "held": [(0, kept)]}
     content = {"state": VALUES, "optimizer": {"m": torch.ones(200)}, "fleet": {**fleet, "evaluations": []}, "now": 1.0}
     head, shard = divided(content, 200)
     assert head["state"]["x"].shape == (1,) and [entry[3] for entry in head["fleet"]["weights"]] == [0, 1]
@@ -86,6 +88,7 @@ def test_a_checkpoint_is_divided_and_united_to_the_same() -> None:
     parts = [(start, stop, put_together([(0, 200, shard)], like, start, stop)) for start, stop in Slices(200, 3).places]
     again = united(head, put_together(parts, like, 0, 200))
     assert torch.equal(again["fleet"]["weights"][1][3], VALUES["x"] * 2) and again["fleet"]["draws"] == [1, 2]
+    assert again["fleet"]["held"] == [(0, kept)]
     assert torch.equal(again["state"]["table"][2], VALUES["table"][2]) and torch.equal(
         again["optimizer"]["m"], torch.ones(200)
     )

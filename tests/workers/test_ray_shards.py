@@ -13,7 +13,12 @@ import pytest
 import torch
 
 import dualdelay as dd
+from dualdelay.engine.shard import ShardPlan
+from dualdelay.engine.sharded import ShardLost
+from dualdelay.engine.slices import Elsewhere, Slices
 from dualdelay.storage import parts
+from dualdelay.workers.ray_fleet import _SlicedActor
+from dualdelay.workers.ray_shards import AtWorker, RayShards
 from helpers import check_replay, kinds
 from real import Fragile, Wide, kill
 
@@ -86,22 +91,46 @@ def test_a_method_that_sends_several_vectors_and_keeps_some_at_the_workers(tmp_p
     check_replay(run, folder, problem)
 
 
-def test_workers_that_keep_their_gradients_send_small_differences_to_shards(tmp_path):
-    """One that is killed gets its own back: the sum without those of the others, slice by slice."""
-    problem, folder = Wide(weights=1000, seconds=0.01), tmp_path / "run"
-    fleet = dd.RayFleet(cpus=0.25, shards=2)
+def test_what_workers_keep_is_never_with_the_head(tmp_path):
+    """One that is killed gets its own back, the sum without those of the others, slice by slice; one that leaves is taken
+    out of the sum; at each checkpoint every worker writes its own file, from which it goes on with any number of shards."""
+    problem, folder = Wide(workers=3, seconds=0.01), tmp_path / "run"
+    fleet = dd.RayFleet(cpus=0.25, shards=2, piece=SMALL)
 
     def strike() -> None:
-        while not files(folder, "safetensors"):
+        while len(files(folder, "kept")) < 3:
             time.sleep(0.02)
         kill(fleet, 0)
+        time.sleep(1.0)
+        fleet.control.leave(1)
+        time.sleep(0.5)
+        fleet.control.join(1)
 
     threading.Thread(target=strike, daemon=True).start()
     method = dd.DuDe(lr=2.0**-6, memory="workers", compress="int8")
-    run = dd.train(method, problem, fleet, updates=200, folder=folder, checkpoint_every=10)
-    assert set(run.trace.bytes.tolist()) == {1004} and "restored" in kinds(run)
+    run = dd.train(method, problem, fleet, updates=400, folder=folder, checkpoint_every=20)
+    assert set(run.trace.bytes.tolist()) == {50_004} and {"restored", "left", "joined"} <= set(kinds(run))
     assert run.audit is not None and run.audit < 1e-6
     check_replay(run, folder, problem)
+    kept, heads = files(folder, "kept"), files(folder, "safetensors")
+    assert max(path.stat().st_size for path in heads) < 50_000 < 8 * 50_000 < min(path.stat().st_size for path in kept)
+    for updates, shards in ((420, 3), (430, None), (440, 2)):
+        run = dd.resume(folder, updates, problem=problem, fleet=dd.RayFleet(cpus=0.25, shards=shards))
+        assert run.version == updates and run.audit < 1e-6
+    check_replay(run, folder, problem)
+
+
+def test_a_worker_that_dies_while_shards_read_what_it_keeps_sends_the_server_back_to_its_checkpoint():
+    import ray
+
+    plan = ShardPlan(dd.DuDe(0.1, memory="workers"), 2, 0, None, "full", Slices(128, 2), torch.float32)
+    shards = RayShards(ray, plan, torch.zeros(128), 1, SMALL, parts.PartFiles())
+    dead = ray.remote(num_cpus=0, concurrency_groups={"ask": 1})(_SlicedActor).remote(0, 0, None, None, 1)
+    ray.kill(dead)
+    few = {"gradient": torch.zeros(1, dtype=torch.float64)}
+    with pytest.raises(ShardLost, match="a worker has died while the shards of the server read what it keeps"):
+        shards.recovered(0, {1: Elsewhere(few, AtWorker(dead, 0))}, few)
+    shards.close()
 
 
 def test_a_step_that_fails_in_a_shard_ends_the_run_with_its_words():

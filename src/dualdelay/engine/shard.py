@@ -15,15 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core import Algorithm, Arrival, Memory
+from ..core import Algorithm, Arrival, Job, Memory
 from ..core.aggregate import AggregateState, TableFormat
 from ..core.draws import Draws
+from ..core.jobs import NO_PARTS
 from ..core.state import State, Stepper, checksum, pattern_of
 from ..core.work import Sent
-from .half import checked_model
-from .slices import Slices, cut, cut_part, joined, stand_ins
+from .half import METHOD, checked_model
+from .slices import Elsewhere, Lazily, Slices, cut, cut_part, joined, stand_ins, vectors_of
 
-Call = tuple[str, tuple[Any, ...]]
+Call = Sequence[Any]
 """The name of a shard's method, and its arguments."""
 MessageName = tuple[int, int]
 """The incarnation and the sequence number of a worker's message: later ones are larger."""
@@ -85,6 +86,10 @@ class Store:
         sent: Sent = place
         return sent
 
+    def memory(self, place: Any, start: int, stop: int) -> Memory:
+        """Of what a worker keeps elsewhere, the numbers from ``start`` to ``stop`` of its vectors."""
+        raise AssertionError("here nothing is elsewhere")
+
 
 class Shard:
     """One slice of a server under way."""
@@ -108,13 +113,15 @@ class Shard:
         """The run begins."""
         self._plan.algorithm.first(self.state)
 
-    def step(self, a: Arrival, name: MessageName) -> None:
-        """A worker's message is absorbed."""
-        waiting = self._messages[a.worker]
+    def step(self, facts: Sequence[Any], is_named: bool, message: Sequence[int]) -> None:
+        """A worker's message is absorbed, of which the head knows these facts, and whether its tensors have names."""
+        (worker, draw, version), time, seconds, loss, size, steps, down = facts
+        waiting, name = self._messages[worker], (message[0], message[1])
         parts = waiting[name]
         for other in [key for key in waiting if key <= name]:
             del waiting[other]
-        a = a._replace(value=next(iter(parts.values())), parts=parts if a.parts else a.parts)
+        value, named_parts = next(iter(parts.values())), parts if is_named else NO_PARTS
+        a = Arrival(Job(worker, draw, version), value, time, seconds, loss, size, steps, down, named_parts)
         if self.state.optimizer is not None and not a.parts:
             self.state.optimizer.observe(self.state.weights, a.value)
         self._plan.algorithm.step(self.state, a)
@@ -128,7 +135,7 @@ class Shard:
 
     def leave(self, worker: int, held: Memory | None = None) -> None:
         """A worker is absent from now on."""
-        kept = () if held is None else (self._slice(held),)
+        kept = () if held is None else (self.sliced(held),)
         self._plan.algorithm.leave(self.state, worker, *kept)
 
     def join(self, worker: int) -> None:
@@ -177,12 +184,22 @@ class Shard:
     def deviation(self, held: Mapping[int, Memory]) -> tuple[float, list[float]]:
         """What the audit of the sum needs of this slice."""
         assert isinstance(self.state, AggregateState)
-        return self.state.deviation({worker: self._slice(memory) for worker, memory in held.items()})
+        return self.state.deviation(Lazily(held, self.sliced))
 
     def recover(self, worker: int, others: Mapping[int, Memory]) -> Memory | None:
         """What a worker kept, as far as it lies in this slice."""
-        cut_others = {other: self._slice(memory) for other, memory in others.items()}
-        return self._plan.algorithm.recover(self.state, worker, cut_others)
+        return self._plan.algorithm.recover(self.state, worker, Lazily(others, self.sliced))
+
+    def lend_memory(self, key: int, memory: Memory) -> None:
+        """Lend the vectors of what a worker is to keep, or is about to take along, until that is dropped."""
+        start, stop = self._place
+        self._models[key], self._newest = self._store.put(vectors_of(memory, stop - start)), key
+
+    def lent_memory(self, key: int) -> Memory:
+        """What is lent so."""
+        vectors = self._store.get(self._models[key])
+        assert isinstance(vectors, Mapping)
+        return vectors
 
     def save(self) -> dict[str, Any]:
         """Everything needed to continue later, as plain values and tensors."""
@@ -204,13 +221,14 @@ class Shard:
         self._newest = max(self._models, default=-1)
         self._messages, self._checksums, self._checksum = {}, [], (-1, 0)
 
-    def _slice(self, memory: Memory) -> dict[str, Any]:
+    def sliced(self, memory: Memory) -> dict[str, Any]:
         """The part of what a worker keeps that belongs to this slice."""
-        length = self._plan.slices.length
-        return {
-            name: cut_part(value, *self._place) if isinstance(value, Tensor) and value.shape[-1:] == (length,) else value
-            for name, value in memory.items()
-        }
+        if isinstance(memory, Elsewhere):
+            place = memory.place
+            lent = self.lent_memory(place) if isinstance(place, int) else self._store.memory(place, *self._place)
+            return {**memory, **lent}
+        vectors = vectors_of(memory, self._plan.slices.length)
+        return {**memory, **{name: cut_part(vector, *self._place) for name, vector in vectors.items()}}
 
 
 Piece = tuple[int, int, Mapping[str, Any]]
@@ -250,6 +268,10 @@ def united(content: Mapping[str, Any], shard: Mapping[str, Any]) -> dict[str, An
     fleet, models = dict(content["fleet"]), shard["models"]
     fleet["weights"] = [(version, serial, size, models[key]) for version, serial, size, key in fleet["weights"]]
     fleet["evaluations"] = [(t, version, models[key], *rest) for t, version, key, *rest in fleet.get("evaluations", [])]
+    fleet["held"] = [
+        (w, {METHOD: {**kept["few"][METHOD], **models[kept["lent"]]}} if "lent" in kept else kept)
+        for w, kept in fleet["held"]
+    ]
     return {**content, "state": shard["state"], "optimizer": shard["optimizer"], "fleet": fleet}
 
 

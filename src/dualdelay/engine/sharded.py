@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,9 +15,7 @@ from torch import Tensor
 from ..core import Arrival, Memory, Orders, Problem
 from ..core.aggregate import AggregateState, audit
 from ..core.errors import RunFailed
-from ..core.jobs import NO_PARTS
 from ..core.state import State
-from ..core.work import checked_memory
 from .fleet import Fleet
 from .loop import Loop
 from .shard import MessageName, ShardPlan, total_checksums
@@ -51,6 +49,9 @@ class Shards(Protocol):
     def load(self, saved: Mapping[str, Any]) -> None:
         """Have every shard continue from a checkpoint, however the server was cut that wrote it."""
 
+    def recovered(self, worker: int, others: Mapping[int, Memory], few: Memory) -> Memory:
+        """What the method has a worker go on with that has lost what it kept; ``few`` is the same with stand-ins."""
+
 
 class MessageFleet(Fleet, ABC):
     """A fleet whose workers' messages go to the shards; the head hears of them alone."""
@@ -62,6 +63,10 @@ class MessageFleet(Fleet, ABC):
     @abstractmethod
     def message_fault(self, worker: int) -> str:
         """What is wrong with it, in words; empty if nothing is."""
+
+    @abstractmethod
+    def write_kept(self, folder: Path | None, moment: int) -> None:
+        """Have the workers write what they keep to a folder, for a checkpoint that is saved next."""
 
 
 class ShardedLoop(Loop):
@@ -95,9 +100,8 @@ class ShardedLoop(Loop):
 
     def _absorb(self, a: Arrival) -> Orders:
         orders = super()._absorb(a)
-        nothing = torch.empty(0)
-        parts = dict.fromkeys(a.parts, nothing) if a.parts else NO_PARTS
-        self.shards.tell("step", a._replace(value=nothing, parts=parts), self._messages.message_name(a.worker))
+        facts = [list(a.job), a.time, a.seconds, a.loss, a.bytes, a.steps, a.down]  # plain values travel quickest
+        self.shards.tell("step", facts, bool(a.parts), list(self._messages.message_name(a.worker)))
         return orders
 
     def _wake(self, time: float) -> Orders:
@@ -115,17 +119,10 @@ class ShardedLoop(Loop):
         self.shards.tell("join", worker)
         return orders
 
-    def _recovered(self, worker: int, others: Mapping[int, Memory]) -> dict[str, Any] | None:
-        parts = self.shards.ask("recover", worker, others)
-        if parts[0] is None:
-            return None
-        whole = {name: self._whole([part[name] for part in parts]) for name in parts[0]}
-        return checked_memory(whole, type(self.algorithm).__name__, worker)
-
-    def _whole(self, parts: Sequence[Any]) -> Any:
-        sizes = [stop - start for start, stop in self._plan.slices.places]
-        cut = [isinstance(part, Tensor) and part.shape[-1:] == (size,) for part, size in zip(parts, sizes, strict=True)]
-        return torch.cat(list(parts)) if all(cut) else parts[0]
+    def _recovered(self, worker: int, others: Mapping[int, Memory]) -> Memory | None:
+        length = self._plan.slices.length
+        few = super()._recovered(worker, {other: stand_ins(memory, length) for other, memory in others.items()})
+        return None if few is None else self.shards.recovered(worker, others, few)
 
     def _fault(self, a: Arrival) -> str:
         return self._messages.message_fault(a.worker)
@@ -149,6 +146,7 @@ class ShardedLoop(Loop):
         return super().trace_of(k)
 
     def save_of(self, k: int, folder: Path | None = None) -> dict[str, Any]:
+        self._messages.write_kept(folder, self.moment)
         return {**self.save(), "shards": self.shards.save(folder, self.moment)}
 
     def load(self, saved: Mapping[str, Any], rows: Mapping[str, Any]) -> None:

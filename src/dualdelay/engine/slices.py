@@ -6,7 +6,7 @@ vector, and is cut.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -44,6 +44,42 @@ class Slices:
         return tuple(zip(bounds, [*bounds[1:], self.length], strict=True))
 
 
+class Elsewhere(dict[str, Any]):
+    """Named tensors and numbers that a worker keeps, with stand-ins for its vectors; ``place`` says where these are."""
+
+    def __init__(self, few: Mapping[str, Any], place: Any, size: int = 0) -> None:
+        super().__init__(few)
+        self.place, self.size = place, size  # bytes of all of it
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (dict(self), self.place, self.size)
+
+
+def elsewhere(few: Mapping[str, Mapping[str, Any]], place: Any, size: int) -> dict[str, Mapping[str, Any]]:
+    """What a worker keeps, by kind, all of it in one place and of so many bytes."""
+    sizes = [size, *[0] * len(few)]
+    return {kind: Elsewhere(part, place, own) for (kind, part), own in zip(few.items(), sizes, strict=False)}
+
+
+class Lazily(Mapping[int, Any]):
+    """What each worker keeps, of which one is made when it is asked for, so that they need not be here all at once."""
+
+    def __init__(self, values: Mapping[int, Any], make: Callable[[Any], Any]) -> None:
+        self._values, self._make = values, make
+
+    def __getitem__(self, worker: int) -> Any:
+        return self._make(self._values[worker])
+
+    def __contains__(self, worker: object) -> bool:
+        return worker in self._values
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
 def cut(value: Any, like: Any, start: int, stop: int) -> Any:
     """A slice of plain values: of every tensor that is longer than in ``like``, where stand-ins are, these numbers."""
     if isinstance(value, Tensor):
@@ -70,7 +106,9 @@ def joined(parts: Sequence[Any], like: Any) -> Any:
 
 
 def stand_ins(value: Any, length: int) -> Any:
-    """Plain values with stand-ins for all vectors of that length."""
+    """Plain values with stand-ins for all vectors of that length; where there are stand-ins already, they stay."""
+    if isinstance(value, Elsewhere):
+        return value
     if isinstance(value, Tensor):
         return value[..., :STAND_IN].clone() if value.shape[-1:] == (length,) else value
     if isinstance(value, Mapping):
@@ -78,6 +116,11 @@ def stand_ins(value: Any, length: int) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(stand_ins(part, length) for part in value)
     return value
+
+
+def vectors_of(memory: Mapping[str, Any], length: int) -> dict[str, Tensor]:
+    """Of named tensors and numbers the vectors of that length."""
+    return {name: part for name, part in memory.items() if isinstance(part, Tensor) and part.shape[-1:] == (length,)}
 
 
 def cut_part(part: Any, start: int, stop: int) -> Any:

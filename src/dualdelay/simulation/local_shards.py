@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core import Arrival, Order
+from ..core import Arrival, Memory, Order
 from ..core.errors import BadInput
 from ..core.state import is_finite
 from ..core.work import Sent
@@ -56,6 +56,16 @@ class LocalShards:
         for shard, part in zip(self.all, saved["shards"], strict=True):
             shard.load(copy.deepcopy(part))
 
+    def recovered(self, worker: int, others: Mapping[int, Memory], few: Memory) -> Memory:
+        """What a worker goes on with, put together."""
+        parts, sizes = self.ask("recover", worker, others), [stop - start for start, stop in self.plan.slices.places]
+        whole = dict(few)
+        for name in few:
+            vectors = [part[name] for part in parts]
+            if all(isinstance(v, Tensor) and v.shape[-1:] == (size,) for v, size in zip(vectors, sizes, strict=True)):
+                whole[name] = torch.cat(vectors)
+        return whole
+
     def model(self, worker: int | None) -> Sent:
         """The current model, or what one worker is sent, put together."""
         states = [shard.state for shard in self.all]
@@ -77,6 +87,9 @@ class LocalMessageFleet(LocalFleet, MessageFleet):
 
     def message_fault(self, worker: int) -> str:
         return self._faults[worker]
+
+    def write_kept(self, folder: Path | None, moment: int) -> None:
+        """It is saved with everything else."""
 
     def carry_out(self, orders: Iterable[Order], version: int, x: Tensor, own: Callable[[int], Sent] | None = None) -> None:
         whole = self._shards.model(None)

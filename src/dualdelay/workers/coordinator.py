@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..core import Arrival, Job, Message, Problem
-from ..core.compression import Compress, Packed, size_of
+from ..core.compression import Compress, size_of
 from ..core.environment import changes, environment
 from ..core.errors import BadWork, RunFailed
 from ..core.work import Sent
@@ -44,6 +44,7 @@ from .messages import (
     is_told,
     last_line,
     request_of,
+    size_of_kept,
 )
 from .records import MemoryPlace, Status, WorkerRecord
 from .settings import Wish, WorkerFleet
@@ -406,7 +407,7 @@ class Coordinator(Fleet):
         polled = draw in record.polled
         record.request = JobRequest(*name, record.accepted, self._mean_samples, steps, hold, polled, serial, base)
         record.sent = self.listening_time
-        record.down += size if held is None else size + _size_of_kept(held)
+        record.down += size if held is None else size + size_of_kept(held)
         self._transport.send(record.request, x, held)
 
     def _own_model(self, worker: int, version: int, x: Sent) -> Model:
@@ -795,10 +796,3 @@ class Coordinator(Fleet):
 
     def close(self, ended: bool = True) -> None:
         self._transport.close(ended)
-
-
-def _size_of_kept(kept: Any) -> int:
-    """The bytes of what a worker keeps; a number is eight."""
-    if isinstance(kept, Mapping):
-        return sum(map(_size_of_kept, kept.values()))
-    return size_of(kept) if isinstance(kept, (Tensor, Packed)) else 8

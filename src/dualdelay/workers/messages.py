@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ..core import Samples
-from ..core.compression import Packed
+from ..core.compression import Packed, size_of
+from ..engine.slices import Elsewhere
 
 Array = npt.NDArray[Any]
 
@@ -126,8 +127,19 @@ Notice = Ready | Reply | Evaluated | Died | Returned
 Request = JobRequest | PollRequest | EvaluationRequest
 
 
+def size_of_kept(kept: Any) -> int:
+    """The bytes of what a worker keeps; a number is eight."""
+    if isinstance(kept, Elsewhere):
+        return kept.size
+    if isinstance(kept, Mapping):
+        return sum(map(size_of_kept, kept.values()))
+    return size_of(kept) if isinstance(kept, (Tensor, Packed)) else 8
+
+
 def as_arrays(value: Any) -> Any:
     """Tensors as numpy arrays, which processes exchange; also those in dicts, and what was made small."""
+    if isinstance(value, Elsewhere):
+        return value
     if isinstance(value, Tensor):
         return value.detach().cpu().numpy()
     if isinstance(value, Packed):
@@ -137,6 +149,8 @@ def as_arrays(value: Any) -> Any:
 
 def as_tensors(value: Any) -> Any:
     """The inverse of ``as_arrays``."""
+    if isinstance(value, Elsewhere):
+        return value
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value)
     return {name: as_tensors(part) for name, part in value.items()} if isinstance(value, Mapping) else value

@@ -32,6 +32,7 @@ from ..core.version import install_command
 from ..core.work import Sent
 from ..engine.half import Half, Kept
 from ..engine.shard import ShardPlan
+from ..engine.slices import elsewhere
 from .group import Group, Meeting, Place, joint_environment
 from .messages import (
     Died,
@@ -48,7 +49,7 @@ from .messages import (
     last_line,
 )
 from .output import Output
-from .ray_shards import Files, NotThere, RayShards, ShardLine
+from .ray_shards import AtWorker, Files, NotThere, RayShards, ShardLine
 from .security import is_loopback, own_token, require_answer, require_here, require_same_ray, require_secure
 from .settings import WorkerFleet
 from .transport import Transport
@@ -58,6 +59,7 @@ _MOST_PROCESSORS = 1e6
 _MOST_RANKS = 10_000
 _REPEATED_BY_US = "A worker died or was killed|has been marked dead|Raylet is terminated"  # Ray need not say it as well
 _INLINE = 90_000  # bytes of a model up to which it travels in the request, as Ray lets 100 kB do: three times as quick
+_FREED_SOON = ("RAY_free_objects_period_milliseconds", "50")  # after a second, Ray's own, gigabytes of old messages wait
 _ACTOR = "dualdelay worker "  # begins the names of our actors
 _CHECK = 0.1  # seconds between two looks at whether Ray itself is alive
 _CHECK_LIVES = 0.5  # seconds between two looks at whether processes that are not at work are alive
@@ -224,7 +226,7 @@ class _Sliced(Worker):
     def compute(self, request: JobRequest, x: Any, held: Any) -> Reply | None:
         known, start = request.sequence <= self._sequence, time.perf_counter()  # then no model is needed
         try:
-            reply = super().compute(request, None if known else self._line.pull(x), held)
+            reply = super().compute(request, None if known else self._line.pull(x), self._line.memory(held))
             if reply is None or reply.error or reply.pushed is not None:
                 return reply
             reply = self._line.push(self._worker, reply)
@@ -244,6 +246,18 @@ class _Sliced(Worker):
     def aside(self, request: EvaluationRequest, x: Any) -> Evaluated | None:
         make = super().aside
         return self._with_model(request, lambda: make(request, self._line.pull(x, fresh=True)))
+
+    def keeps(self, accepted: int) -> tuple[dict[str, Any], int] | None:
+        """What this worker keeps, with stand-ins for vectors, and its bytes."""
+        return self._line.few(as_tensors(self.kept(accepted)))
+
+    def kept_slice(self, accepted: int, start: int, stop: int) -> Any:
+        """Some numbers of the vectors that this worker keeps for the method."""
+        return self._line.cut(as_tensors(self.kept(accepted)), start, stop)
+
+    def write_kept(self, accepted: int, folder: Path, moment: int) -> str | None:
+        """Write what this worker keeps for a checkpoint; returns the file's name."""
+        return self._line.write(as_tensors(self.kept(accepted)), self._worker, folder, moment)
 
     def _with_model(self, request: EvaluationRequest, evaluate: Callable[[], Evaluated | None]) -> Evaluated | None:
         try:
@@ -343,6 +357,7 @@ def _connect(ray: Any, address: str | None, host: str, insecure: bool, cpus: int
         try:
             if address is None:
                 own_token()
+                os.environ.setdefault(*_FREED_SOON)
                 options |= {"num_cpus": cpus, "object_store_memory": store}
                 ray.init("local", _node_ip_address=host, include_dashboard=False, **options)
             else:
@@ -553,17 +568,33 @@ class RayTransport:
         self._calls[call] = (request.worker, request.incarnation)
 
     def kept(self, accepted: Mapping[int, int]) -> dict[int, Kept | None]:
+        if self._shards is None:
+            return {w: as_tensors(kept) for w, kept in self._asked("kept", {w: (k,) for w, k in accepted.items()}).items()}
+        kept: dict[int, Kept | None] = {}  # it stays where it is
+        for worker, few in self._asked("keeps", {w: (k,) for w, k in accepted.items()}).items():
+            place = AtWorker(self._actors[worker], accepted[worker])
+            kept[worker] = None if few is None else elsewhere(as_tensors(few[0]), place, few[1])
+        return kept
+
+    def write_kept(self, accepted: Mapping[int, int], folder: Path, moment: int) -> dict[int, str]:
+        """Have workers write what they keep for a checkpoint; returns the names of the files, of those that could."""
+        seconds = self._fleet.faults.deadline
+        names = self._asked("write_kept", {w: (k, folder, moment) for w, k in accepted.items()}, seconds)
+        return {worker: name for worker, name in names.items() if name is not None}
+
+    def _asked(self, name: str, args: Mapping[int, Sequence[Any]], seconds: float = _ANSWER) -> dict[int, Any]:
+        """What workers answer to a question that they need not interrupt a job for; without those that do not."""
         calls = {
-            self._actors[worker].kept.options(concurrency_group="ask").remote(sequence): worker
-            for worker, sequence in accepted.items()
+            getattr(self._actors[worker], name).options(concurrency_group="ask").remote(*given): worker
+            for worker, given in args.items()
             if worker in self._actors and not self._broken
         }
-        done, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=_ANSWER) if calls else ([], [])
-        kept: dict[int, Kept | None] = {}
+        done, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=seconds) if calls else ([], [])
+        answers: dict[int, Any] = {}
         for call in done:
             with suppress(self._ray.exceptions.RayError):
-                kept[calls[call]] = as_tensors(self._ray.get(call))
-        return kept
+                answers[calls[call]] = self._ray.get(call)
+        return answers
 
     def receive(self, timeout: float) -> list[Notice]:
         until = time.monotonic() + timeout

@@ -11,24 +11,29 @@ import asyncio
 import os
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..core import Memory
 from ..core.compression import Packed, size_of, unpacked
 from ..core.devices import use_threads
 from ..core.errors import DualDelayError, RunFailed
 from ..core.state import is_finite
 from ..core.work import Sent, expected_parts
+from ..engine.half import METHOD
 from ..engine.shard import Call, MessageName, Shard, ShardPlan, Store, cut_message, named, put_together, shard_like
 from ..engine.sharded import ShardLost
-from ..engine.slices import STAND_IN, length_of
-from .messages import Array, Pushed, Reply, as_arrays, as_tensors
+from ..engine.slices import STAND_IN, Elsewhere, length_of, stand_ins, vectors_of
+from .messages import Array, Pushed, Reply, as_arrays, as_tensors, size_of_kept
 
 SHARD = "dualdelay shard "  # begins the names of our actors
 NOT_FINITE = "values that are not finite"
@@ -36,20 +41,30 @@ _CHILDREN = 2  # shards that each one passes on to what the head says
 
 
 class Files(Protocol):
-    """How shards write checkpoints: each its own file, whole or not at all."""
+    """How shards and workers write checkpoints: each its own file, whole or not at all."""
 
-    def write(self, folder: Path, moment: int, content: Mapping[str, Any]) -> str:
-        """Write what a shard has saved; returns the file's name."""
+    def write(self, folder: Path, moment: int, who: str, content: Mapping[str, Any]) -> str:
+        """Write what somebody has saved, ``who`` is a number and a kind; returns the file's name."""
 
     def read(self, path: Path) -> dict[str, Any]:
-        """What a shard has written; refuses what is damaged."""
+        """What was written; refuses what is damaged."""
+
+    def again(self, path: Path, moment: int) -> Path:
+        """The same for another moment."""
+
+
+class AtWorker(NamedTuple):
+    """Where a worker keeps something: in its process, as of the last reply that the server has accepted."""
+
+    actor: Any
+    accepted: int
 
 
 class _Lent(Store):
     """Models in Ray's store, or where they are larger than a piece in the shard's own memory."""
 
-    def __init__(self, piece: int) -> None:
-        self._piece = piece
+    def __init__(self, length: int, piece: int, files: Files) -> None:
+        self._length, self._piece, self._files = length, piece, files
 
     def copies(self, x: Tensor) -> bool:
         return x.nbytes <= self._piece
@@ -64,6 +79,17 @@ class _Lent(Store):
 
         parts = {n: as_tensors(p if isinstance(p, np.ndarray) else ray.get(p)) for n, p in place.items()}
         return parts[""] if parts.keys() == {""} else parts
+
+    def memory(self, place: AtWorker | Path, start: int, stop: int) -> dict[str, Any]:
+        if isinstance(place, Path):
+            vectors = vectors_of(self._files.read(place)[METHOD], self._length)
+            return {name: vector[..., start:stop] for name, vector in vectors.items()}
+        ask, step = place.actor.kept_slice.options(concurrency_group="ask"), max(1, self._piece // 8)
+        pieces = [
+            as_tensors(_got([ask.remote(place.accepted, first, min(first + step, stop))])[0])
+            for first in range(start, stop, step)
+        ]
+        return {name: torch.cat([piece[name] for piece in pieces], -1) for name in pieces[0]}
 
 
 def _arrays(sent: Sent) -> Iterator[tuple[str, Array]]:
@@ -83,6 +109,7 @@ class ShardActor:
         self._children: list[Any] = []
         self._done = 0  # batches of what the head said
         self._turn = asyncio.Condition()
+        self._aside = ThreadPoolExecutor(1, initializer=use_threads, initargs=(threads,))  # for what waits for workers
         self._failure = ""
         self._buffers: dict[tuple[int, MessageName], dict[str, Tensor]] = {}  # messages of which pieces have come
 
@@ -100,7 +127,7 @@ class ShardActor:
         import ray
 
         self._children = list(children)
-        self._shard = self._plan.shard(self._number, self._start, _Lent(self._piece))
+        self._shard = self._plan.shard(self._number, self._start, _Lent(self._plan.slices.length, self._piece, self._files))
         self._start = torch.empty(0)
         return ray.get_runtime_context().get_node_id(), os.getpid()
 
@@ -132,7 +159,12 @@ class ShardActor:
     async def ask(self, number: int, name: str, args: Sequence[Any]) -> Any:
         """What the shard answers, after as many batches as the number says."""
         await self._after(number)
-        return as_arrays(getattr(self.shard, name)(*args))
+        answer = asyncio.get_running_loop().run_in_executor(self._aside, partial(getattr(self.shard, name), *args))
+        return as_arrays(await answer)
+
+    async def lend_memory(self, number: int, key: int, name: str, args: Sequence[Any]) -> None:
+        """Lend what the shard answers, which is what a worker keeps or is to keep."""
+        self.shard.lend_memory(key, as_tensors(await self.ask(number, name, args)))
 
     async def _after(self, number: int) -> None:
         if self._done < number:
@@ -144,7 +176,7 @@ class ShardActor:
     async def save(self, number: int, folder: Path, moment: int) -> str:
         """Write a checkpoint; returns the file's name."""
         await self._after(number)
-        return self._files.write(folder, moment, self.shard.save())
+        return self._files.write(folder, moment, f"{self._number}.shard", self.shard.save())
 
     async def load(self, content: Mapping[str, Any], pieces: Sequence[Any]) -> None:
         """Continue from a checkpoint: what its head saved, and what its shards did, or the files of that."""
@@ -227,7 +259,7 @@ def _models(calls: Sequence[Any]) -> list[Any]:
 class ShardLine:
     """What a worker has of the shards: it pulls models and pushes messages, slice by slice."""
 
-    def __init__(self, plan: ShardPlan, shards: Sequence[Any], piece: int) -> None:
+    def __init__(self, plan: ShardPlan, shards: Sequence[Any], piece: int, files: Files) -> None:
         self._shards, self._slices, self._piece = list(shards), plan.slices, piece
         self._models, self._messages = plan.model_vectors(), plan.message_vectors()
         shapes = plan.algorithm.shapes(torch.zeros(STAND_IN, dtype=plan.dtype))
@@ -235,6 +267,7 @@ class ShardLine:
         self._shapes = {n: (*shape[:-1], length) if self._messages[n] else tuple(shape) for n, shape in shapes.items()}
         self._kind = np.dtype(str(plan.dtype).removeprefix("torch."))
         self._buffers: dict[str, Array] = {}
+        self._files = files
 
     def pull(self, key: int, fresh: bool = False) -> Any:
         """A model, put together in memory of this process, which the next one overwrites unless a ``fresh`` one is made."""
@@ -244,27 +277,60 @@ class ShardLine:
             if not self._models.get(name, True):  # what is evaluated is the weights alone, without a name
                 whole[name] = np.array(_got([places[0][name]])[0])
                 continue
-            out = None if fresh else self._buffers.get(name)
-            if out is None:
-                out = np.empty(self._slices.length, self._kind)
-                if not fresh:
-                    self._buffers[name] = out
-            self._fetch(key, name, [place[name] for place in places], out)
-            whole[name] = out
+            whole[name] = self._fetched(key, name, [p[name] for p in places], None if fresh else self._buffers.get(name))
+            if not fresh:
+                self._buffers[name] = whole[name]
         return whole[""] if whole.keys() == {""} else whole
 
-    def _fetch(self, key: int, name: str, places: Sequence[Any], out: Array) -> None:
-        slices = [out[start:stop] for start, stop in self._slices.places]
+    def _fetched(self, key: int, name: str, places: Sequence[Any], out: Array | None) -> Array:
+        """A vector that is lent, put together in ``out``, or in new memory."""
         if not isinstance(places[0], int):
-            for target, array in zip(slices, _got(places), strict=True):
-                np.copyto(target, array)
-            return
-        step = max(1, self._piece // out.itemsize)
-        for start in range(0, max(map(len, slices)), step):
-            asked = [(s, t) for s, t in zip(self._shards, slices, strict=True) if start < len(t)]
-            calls = [shard.piece.remote(key, name, start, min(start + step, len(t))) for shard, t in asked]
-            for (_, target), array in zip(asked, _models(calls), strict=True):
-                np.copyto(target[start : start + len(array)], array)
+            arrays = _got(places)
+            out = np.empty(self._slices.length, arrays[0].dtype) if out is None else out
+            for (start, stop), array in zip(self._slices.places, arrays, strict=True):
+                np.copyto(out[start:stop], array)
+            return out
+        step, longest = max(1, self._piece // 8), max(stop - start for start, stop in self._slices.places)
+        for first in range(0, longest, step):
+            asked = [
+                (s, a + first, min(a + first + step, b))
+                for s, (a, b) in zip(self._shards, self._slices.places, strict=True)
+            ]
+            asked = [(shard, start, stop) for shard, start, stop in asked if start < stop]
+            calls = [shard.piece.remote(key, name, first, first + stop - start) for shard, start, stop in asked]
+            for (_, start, stop), array in zip(asked, _models(calls), strict=True):
+                out = np.empty(self._slices.length, array.dtype) if out is None else out
+                np.copyto(out[start:stop], array)
+        assert out is not None
+        return out
+
+    def memory(self, held: Any) -> Any:
+        """What this process is to keep, from where it is."""
+        places = {part: few.place for part, few in (held or {}).items() if isinstance(few, Elsewhere)}
+        if not places:
+            return held
+        (place,) = {id(place): place for place in places.values()}.values()  # all parts are in one
+        if isinstance(place, Path):
+            return self._files.read(place)
+        lent = _models([shard.pull.remote(place) for shard in self._shards])
+        vectors = {name: self._fetched(place, name, [part[name] for part in lent], None) for name in lent[0]}
+        return {METHOD: {**held[METHOD], **vectors}}
+
+    def few(self, kept: Any) -> tuple[dict[str, Any], int] | None:
+        """What this process keeps, with stand-ins for the method's vectors and without the rest, and its bytes."""
+        if kept is None:
+            return None
+        of = {part: stand_ins(memory, self._slices.length) if part == METHOD else {} for part, memory in kept.items()}
+        return as_arrays(of), size_of_kept(kept)
+
+    def cut(self, kept: Any, start: int, stop: int) -> dict[str, Array]:
+        """Some numbers of the vectors that this process keeps for the method."""
+        vectors = vectors_of(kept[METHOD], self._slices.length)
+        return {name: as_arrays(vector[..., start:stop]) for name, vector in vectors.items()}
+
+    def write(self, kept: Any, worker: int, folder: Path, moment: int) -> str | None:
+        """Write what this process keeps for a checkpoint; returns the file's name."""
+        return None if kept is None else self._files.write(folder, moment, f"{worker}.kept", kept)
 
     def push(self, worker: int, reply: Reply) -> Reply:
         """Send a message to the shards; the reply that goes to the head has stand-ins for its vectors."""
@@ -315,11 +381,24 @@ class ShardLine:
         return all(_got(calls))
 
 
+class LentModel:
+    """A model that the shards have lent; it travels as its key, and is released when nobody here refers to it."""
+
+    def __init__(self, key: int, release: Callable[[int], None]) -> None:
+        self.key = key
+        weakref.finalize(self, release, key)
+
+    def __reduce__(self) -> tuple[type[int], tuple[int]]:
+        return int, (self.key,)
+
+
 class RayShards:
     """All shards of a run, as its head reaches them."""
 
     def __init__(self, ray: Any, plan: ShardPlan, x: Tensor, threads: int, piece: int, files: Files) -> None:
-        self._ray, self._plan, self._piece = ray, plan, piece
+        self._ray, self._plan, self._piece, self._files = ray, plan, piece, files
+        self._keys = 0  # of models lent so far
+        self._lent: weakref.WeakValueDictionary[int, LentModel] = weakref.WeakValueDictionary()
         make = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD")(ShardActor)
         shared = ray.put(plan)
         self.actors = [make.remote(shared, k, threads, piece, files) for k in range(plan.slices.count)]
@@ -349,7 +428,7 @@ class RayShards:
 
     def line(self) -> ShardLine:
         """What workers need to reach the shards."""
-        return ShardLine(self._plan, self.actors, self._piece)
+        return ShardLine(self._plan, self.actors, self._piece, self._files)
 
     def weights(self) -> Tensor:
         """The current weights, whole, after all that was told before."""
@@ -370,20 +449,43 @@ class RayShards:
             raise ShardLost("a shard of the server has died.") from None
         return sent
 
-    def release(self, key: int) -> None:
-        """Nobody needs a model any more; the shards hear of it with what they are told next."""
-        self._released.append(key)
+    def lent(self, key: int | None = None) -> LentModel:
+        """A model that is to be lent, under a new key, or one that was lent before and saved."""
+        key = self._keys if key is None else key
+        self._keys = max(self._keys, key + 1)
+        model = self._lent.get(key)
+        if model is None:
+            model = self._lent[key] = LentModel(key, self._released.append)  # they hear of it with what they are told next
+        return model
+
+    def recovered(self, worker: int, others: Mapping[int, Memory], few: Memory) -> Memory:
+        """What a worker goes on with that has lost what it kept: its vectors stay with the shards, which lend them."""
+        return self._lent_memory(few, "recover", worker, others)
+
+    def borrowed(self, memory: Elsewhere) -> Memory:
+        """What a worker keeps that is about to leave, lent by the shards from now on."""
+        return self._lent_memory(memory, "sliced", memory)
+
+    def _lent_memory(self, few: Memory, name: str, *args: Any) -> Memory:
+        self.flush()
+        lent, given = self.lent(), self._ray.put(args)
+        self._answers([actor.lend_memory.remote(self._sent, lent.key, name, given) for actor in self.actors])
+        return Elsewhere(few, lent, self._plan.slices.length * size_of_kept(vectors_of(few, STAND_IN)) // STAND_IN)
+
+    def written_again(self, path: Path, moment: int) -> Path:
+        """A file that a worker has written for one checkpoint, for another one as well."""
+        return self._files.again(path, moment)
 
     def tell(self, name: str, *args: Any) -> None:
         """Have every shard do something, after all that it was told before."""
-        self._waiting.append((name, args))
+        self._waiting.append([name, list(args)])
 
     def flush(self) -> None:
         """What was told is on its way from now on."""
         if self._waiting:
             if self._released:
-                released, self._released = self._released, []
-                self._waiting.append(("drop", (released,)))
+                self._waiting.append(["drop", [self._released[:]]])
+                self._released.clear()
             calls, self._waiting = self._waiting, []
             self.actors[0].tell.remote(self._sent, calls)
             self._sent += 1
@@ -415,6 +517,8 @@ class RayShards:
         except self._ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, DualDelayError):  # such as a disk that is full
                 raise error.cause from None
+            if isinstance(error.cause, NotThere):
+                raise ShardLost("a worker has died while the shards of the server read what it keeps.") from None
             raise
         return answers
 
