@@ -18,8 +18,9 @@ from dualdelay.algorithms import SCAFFOLD
 from dualdelay.core import OneAtATime
 from dualdelay.engine.half import Half
 from dualdelay.engine.loop import Loop
-from dualdelay.simulation.clocks import VirtualClock
-from dualdelay.simulation.gradients import Batcher, GradientsInBatches
+from dualdelay.runs.fleets import _gradients
+from dualdelay.simulation.clocks import VirtualClock, Work
+from dualdelay.simulation.gradients import Batcher, Gradients, GradientsInBatches, GradientsInTurns
 from dualdelay.simulation.local_fleet import LocalFleet
 from helpers import drift, heterogeneous, operations, rounding
 from own import SCHEDULE, Cuts, Holes, centers, differences, mlp, shards, three
@@ -230,3 +231,84 @@ def test_a_run_that_is_resumed_or_replayed_makes_the_same_calls(name: str, holes
     replayed = problem()
     assert torch.equal(dd.replay(tmp_path / "straight", replayed).x, straight.x)
     assert replayed.calls.jobs == first.calls.jobs
+
+
+class Noted(dd.Network):
+    """A network that notes its jobs, and cannot do one of them."""
+
+    impossible = (-1, -1)
+
+    def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
+        self.__dict__.setdefault("jobs", []).append((worker, draw))
+        if (worker, draw) == self.impossible:
+            raise ArithmeticError("no such gradient")
+        return super().gradient(x, worker, draw)
+
+
+def advanced(kind: type[Gradients], method: Any, arrivals: int, problem: Noted | None = None) -> Loop:
+    problem = problem or Noted(mlp(), cross_entropy, shards(4), 4)
+    problem.__dict__["jobs"] = []
+    half = Half(method)
+    gradients = kind(problem, None if half.computes_ahead(problem) else half)
+    loop = Loop(method, problem, LocalFleet(problem, VirtualClock(SPEEDS), half, gradients=gradients), problem.start(0))
+    loop.begin()
+    for _ in range(arrivals):
+        loop.advance()
+    return loop
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_gradients_in_turns_are_those_of_one_at_a_time(name: str) -> None:
+    one, several = (advanced(kind, ALGORITHMS[name], 40) for kind in (Gradients, GradientsInTurns))
+    assert torch.equal(one.x, several.x)
+    for column, values in one.recorder.rows().items():
+        assert values.tobytes() == several.recorder.rows()[column].tobytes(), column
+
+
+def test_gradients_are_taken_in_turns_of_those_that_are_due_next_and_once_each() -> None:
+    loop = advanced(GradientsInTurns, dd.VanillaASGD(LR), 60)
+    assert isinstance(loop.problem, Noted)
+    jobs, arrived = loop.problem.__dict__["jobs"], loop.recorder.rows()
+    assert len(set(jobs)) == len(jobs)
+    order = list(zip(arrived["worker"].tolist(), arrived["draw"].tolist(), strict=True))
+    assert set(order) <= set(jobs) and len(set(jobs) - set(order)) <= 4
+    assert order != [job for job in jobs if job in order]  # those of a turn do not wait for one another
+
+
+def test_what_a_gradient_raises_is_raised_when_it_is_due() -> None:
+    problem = Noted(mlp(), cross_entropy, shards(4), 4)
+    order = advanced(GradientsInTurns, dd.VanillaASGD(LR), 30).recorder.rows()
+    row = 12
+    problem.impossible = (int(order["worker"][row]), int(order["draw"][row]))
+    loop = advanced(GradientsInTurns, dd.VanillaASGD(LR), row, problem)
+    with pytest.raises(dd.RunFailed, match=f"worker {problem.impossible[0]} could not compute its job .* no such gradient"):
+        loop.advance()
+    assert loop.consistent and len(loop.recorder) == row
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5, 100])
+def test_a_clock_knows_its_next_events_in_order_of_time(count: int) -> None:
+    clock = VirtualClock(dd.speeds.ExponentialSpeeds([1.0] * 40, seed=2))
+    for worker in range(40):
+        for draw in range(2):
+            clock.begin(Work(worker, draw, 1, 0), 0)
+    clock.cancel(7, 1)
+    upcoming, following = clock.upcoming(count), []
+    for _ in range(min(count, 79)):
+        event = clock.peek()
+        assert event is not None
+        following.append(event)
+        clock.pop()
+    gone = count - len(upcoming) if count < 80 else 1
+    assert gone in (0, 1)  # one that was cancelled
+    assert upcoming == following[: len(upcoming)]
+
+
+def test_only_short_gradients_without_code_of_a_user_s_own_are_taken_in_turns() -> None:
+    problem = dd.Digits(workers=3)
+    kinds = {
+        "digits": type(_gradients(dd.Compute(cores=1), problem, Half(dd.DuDe(LR)), 1)),
+        "a quadratic": type(_gradients(dd.Compute(cores=1), dd.Quadratic([[0.0]]), Half(dd.DuDe(LR)), 1)),
+        "long ones": type(_gradients(dd.Compute(cores=1), dd.Digits(workers=3, batch_size=60_000), Half(dd.DuDe(LR)), 1)),
+    }
+    assert kinds == {"digits": GradientsInTurns, "a quadratic": Gradients, "long ones": Gradients}

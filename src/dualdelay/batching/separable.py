@@ -65,9 +65,9 @@ class _NoLooks(TorchDispatchMode):
 class _Watched(Loop):
     """A whole server whose method must not look at values."""
 
-    def _undoable(self, rule: str, decide: Callable[[], Orders]) -> Orders:
+    def _undoable(self, rule: str, decide: Callable[..., Orders], *given: Any) -> Orders:
         with _NoLooks():
-            return super()._undoable(rule, decide)
+            return super()._undoable(rule, decide, *given)
 
 
 def why_inseparable(algorithm: Algorithm[Any], n: int, optimizer: Stepper | None = None) -> str:

@@ -71,9 +71,11 @@ class AggregateState(State):
             for total, difference in blocks(self.total, value):
                 total.add_(difference)
             return
-        row = self._formatted(value)
+        row, last = value, self.table[worker]
+        if self.table_format != "full":
+            row, last = self._formatted(value), last.to(self.total.device)
         counted = row if self.table_format == "half" else value  # the sum is that of the table, so no rounding stays in it
-        for total, old, new in blocks(self.total, self.row(worker).to(self.total.device), counted):
+        for total, old, new in blocks(self.total, last, counted):
             if new.dtype == total.dtype:
                 total.add_(new - old)
             else:
@@ -127,7 +129,8 @@ class AggregateState(State):
     def deviation(self, held: Mapping[int, Memory]) -> tuple[float, list[float]]:
         """||sum - sum_i G_i|| and each ||G_i||."""
         exact, sizes = torch.zeros_like(self.total), []
-        for row in self.table if self.table is not None else [kept_gradient(held[worker]) for worker in sorted(held)]:
+        kept = (kept_gradient(held[worker]) for worker in sorted(held))  # one at a time: together they may be too large
+        for row in self.table if self.table is not None else kept:
             exact += row.to(exact.device)
             sizes.append(float(row.float().norm() if row.dtype == torch.bfloat16 else row.norm()))
         return float((self.total - exact).norm()), sizes

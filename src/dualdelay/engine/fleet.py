@@ -114,13 +114,14 @@ class Fleet(ABC):
         current: Model | None = None
         for order in orders:
             if isinstance(order, Send):
+                worker = order.worker
                 if own is None and self._downlink is None:
                     model = current = current or self._lend(version, x)
                 else:
-                    model = self._own_model(order.worker, version, x if own is None else own(order.worker))
-                self._models[order.worker] = model
+                    model = self._own_model(worker, version, x if own is None else own(worker))
+                self._models[worker] = model
                 assignment = Assignment(model, order.steps or self._most_steps, order.hold, True)
-                self._begin(order.worker, self._next_draw(order.worker, assignment), assignment)
+                self._begin(worker, self._next_draw(worker, assignment), assignment)
             elif isinstance(order, Again):
                 assignment = Assignment(self._models[order.worker], self._most_steps)
                 self._begin(order.worker, self._next_draw(order.worker, assignment), assignment)
@@ -266,7 +267,7 @@ class Fleet(ABC):
 
     def finite(self, a: Arrival) -> bool:
         """Whether the arrival that is due has finite values."""
-        return all(map(is_finite, a.parts.values())) if a.parts else is_finite(a.value)
+        return is_finite(a.value) if not a.parts else all(map(is_finite, a.parts.values()))
 
     @abstractmethod
     def accept(self, a: Arrival) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +31,7 @@ OnNonfinite = Literal["retry", "leave", "stop"]
 
 _NOT_FINITE = "values that are not finite"
 _IN_A_ROW = 10  # rejected values from one worker before the run gives up, or the worker has to leave
+_SMALL = 1 << 16  # bytes of weights that are kept until the fingerprints of several are taken in one call
 _IN_VAIN = 100  # arrivals and wakes for each worker without an update, after which a run asks whether there will be one
 
 
@@ -102,8 +104,9 @@ class Loop:
     @property
     def stuck(self) -> bool:
         """Whether some worker will never come back, and much has happened since without an update."""
-        in_vain = self._since_update >= _IN_VAIN * self.problem.workers and bool(self.fleet.never_ending)
-        return in_vain and (self.algorithm.waits or not self.fleet.expects_more)
+        if self._since_update < _IN_VAIN * self.problem.workers or not self.fleet.never_ending:
+            return False
+        return self.algorithm.waits or not self.fleet.expects_more
 
     def begin(self) -> None:
         """Evaluate the initial model and give out the first jobs; workers that evaluate themselves have those before."""
@@ -111,7 +114,7 @@ class Loop:
         self.fleet.begin()
         if self._is_evaluated and not self.fleet.evaluates:
             self.evaluate(0.0)
-        self._carry_out(self._decided(self._first, "first"))
+        self._carry_out(self._decided("first", self._first))
         if self._is_evaluated and self.fleet.evaluates:
             self.evaluate(0.0)
 
@@ -151,28 +154,32 @@ class Loop:
 
     def advance(self) -> Arrival | None:
         """Let the next event happen; returns the arrival if one was absorbed."""
-        event, s = self.fleet.peek(), self.state
+        fleet, s = self.fleet, self.state
+        event = fleet.peek()
         assert event is not None, "nothing is due"
-        before, orders = s.version, Orders()
-        a = self._arrival(event) if event.kind.ends_job else None
-        fault = "" if a is None or event.kind is EventKind.FAILED else self._fault(a)
-        absorbed = a if not fault and event.kind is EventKind.ARRIVAL else None
+        kind, before, orders = event.kind, s.version, Orders()
+        a, fault, absorbed = None, "", None
+        if kind is EventKind.ARRIVAL or kind.ends_job:
+            a = self._arrival(event)
+            fault = "" if kind is EventKind.FAILED else self._fault(a)
+            absorbed = a if kind is EventKind.ARRIVAL and not fault else None
         if absorbed is not None:
             self._ended = absorbed.job
-            orders = self._undoable("step", lambda: self._absorb(absorbed))
+            orders = self._undoable("step", self._absorb, absorbed)
             self._ended = None
-        elif event.kind is EventKind.WAKE:
-            orders = self._undoable("on_wake", lambda: self._wake(event.time))
+        elif kind is EventKind.WAKE:
+            orders = self._undoable("on_wake", self._wake, event.time)
         self.consistent = False  # not before: a step that fails is undone, and then nothing has happened
-        self.fleet.pop()
+        fleet.pop()
         self.now = event.time
         if absorbed is not None:
-            self.fleet.accept(absorbed)
-            self._rejected_in_a_row.pop(absorbed.worker, None)
+            fleet.accept(absorbed)
+            if self._rejected_in_a_row:
+                self._rejected_in_a_row.pop(absorbed.worker, None)
         elif a is not None:
             self._retry(a, event, fault)
-        elif event.kind is EventKind.WAKE:
-            self.recorder.event(event.kind, event.time, s.version)
+        elif kind is EventKind.WAKE:
+            self.recorder.event(kind, event.time, s.version)
         else:
             orders = self._change(event)
         self._since_update = self._since_update + 1 if s.version == before else 0
@@ -181,7 +188,7 @@ class Loop:
         if absorbed is not None:  # recorded while the workers are busy again
             self.recorder.arrival(absorbed, s.version, self._fingerprint())
         self.consistent = True
-        if passed(self._schedule.updates, before, s.version):
+        if s.version != before and passed(self._schedule.updates, before, s.version):
             self._overdue = event.time
             self.evaluate_overdue()
         return absorbed
@@ -236,27 +243,27 @@ class Loop:
 
     def _carry_out(self, orders: Orders) -> None:
         s = self.state
-        own = (lambda worker: checked_model(self.algorithm, s, worker)) if self._names_models else None
+        own = partial(checked_model, self.algorithm, s) if self._names_models else None
         self.fleet.carry_out(orders, s.version, s.weights if self.fleet.copies_models else s.x, own)
 
-    def _undoable(self, rule: str, decide: Callable[[], Orders]) -> Orders:
+    def _undoable(self, rule: str, decide: Callable[..., Orders], *given: Any) -> Orders:
         """What the algorithm decides; if that raises, the state is as it was."""
         if self._snapshot is not None:
             self._snapshot.take()
         self.consistent = False
         try:
-            orders = self._decided(decide, rule)
+            orders = self._decided(rule, decide, *given)
         except BaseException:
             self.consistent = self._snapshot is not None and self._snapshot.restore()
             raise
         self.consistent = True
         return orders
 
-    def _decided(self, decide: Callable[[], Orders], rule: str) -> Orders:
+    def _decided(self, rule: str, decide: Callable[..., Orders], *given: Any) -> Orders:
         """What the algorithm decides; refuses one that moves the model without a new version, since that names it."""
         s, weights, mark = self.state, self.state.weights, self.state.weights._version
         version, descents = s.version, s.descents
-        orders = decide()
+        orders = decide(*given)
         descended, wrong = s.descents - descents, ""
         if not descended and weights._version != mark:
             wrong = "wrote into state.x; move it with state.descend(...)."
@@ -288,9 +295,9 @@ class Loop:
                         "it. Resume when it is back, or use a method that lets workers go (dude, vanilla)."
                     )
                 held = _memory(self.fleet.remove(event.worker))
-                orders = self._decided(lambda: self._leave(event.worker, held), "leave")
+                orders = self._decided("leave", self._leave, event.worker, held)
             case EventKind.JOINED:
-                orders = self._decided(lambda: self._join(event.worker), "join")
+                orders = self._decided("join", self._join, event.worker)
             case EventKind.WEIGHED:
                 self.problem.set_mean_samples(float(event.text))
             case EventKind.LOST:
@@ -302,7 +309,7 @@ class Loop:
         self.recorder.event(event.kind, event.time, s.version, event.worker, version=before, text=event.text)
         return orders
 
-    def _recovered(self, worker: int, others: Mapping[int, Memory]) -> dict[str, Any] | None:
+    def _recovered(self, worker: int, others: Mapping[int, Memory]) -> Memory | None:
         """What the method has a worker go on with that has lost what it kept."""
         memory = self.algorithm.recover(self.state, worker, others)
         return checked_memory(memory, type(self.algorithm).__name__, worker)
@@ -353,9 +360,11 @@ class Loop:
             )
 
     def _fingerprint(self) -> int | Tensor:
-        """The checksum of the current weights, which every gradient used so far has gone into."""
-        if self._checksum[0] != self.state.version:
-            self._checksum = (self.state.version, checksum(self.state.weights))
+        """The checksum of the weights, which every gradient so far has gone into; small weights themselves, for later."""
+        s = self.state
+        if self._checksum[0] != s.version:
+            is_small = s.weights.ndim == 1 and s.weights.is_cpu and s.weights.nbytes <= _SMALL
+            self._checksum = (s.version, s.x if is_small else checksum(s.weights))
         return self._checksum[1]
 
     def save(self) -> dict[str, Any]:
@@ -413,10 +422,6 @@ class Loop:
     def trace_of(self, k: int) -> Trace:
         """Run k's trace so far."""
         return self.recorder.trace()
-
-    def seen_of(self, k: int, arrival: Arrival) -> tuple[State, Arrival]:
-        """Run k's state, the same object each time, and its part of an arrival."""
-        return self.state, arrival
 
     def assess_ahead(self) -> None:
         """The models of all runs that are going are about to be evaluated on all data: those of several, at once."""

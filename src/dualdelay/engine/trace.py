@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core import Arrival
+from ..core.state import checksum
 from .events import EventKind
 from .table import Column, Table
 
@@ -21,6 +22,7 @@ _ROW = Struct("=ddqqqqdqqqq")
 _KINDS = np.dtype(
     list(zip(ARRIVAL_COLUMNS, ("f8", "f8", "i8", "i8", "i8", "i8", "f8", "i8", "i8", "i8", "i8"), strict=True))
 )
+_TOGETHER = 32  # weights of which fingerprints are taken in one call
 _EVENT_FIELDS = ("kind", "row", "time", "worker", "draw", "version", "after", "text")
 
 
@@ -77,18 +79,23 @@ class Recorder:
 
     def __init__(self) -> None:
         self._rows = bytearray()
-        self._later: list[tuple[int, Tensor]] = []  # rows whose fingerprint is still on a GPU
+        self._later: list[tuple[int, Tensor]] = []  # rows whose fingerprint is to come: on a GPU, or of these weights
         self.events: list[dict[str, Any]] = []
 
     def __len__(self) -> int:
         return len(self._rows) // _ROW.size
 
     def arrival(self, a: Arrival, after: int, fingerprint: int | Tensor) -> None:
-        """Record an absorbed arrival; what is on a GPU is fetched when the rows are asked for."""
+        """Record an absorbed arrival. A fingerprint on a GPU is fetched when the rows are asked for.
+
+        Of weights that are given in its place it is taken then, or when there are several: one call for all is quicker.
+        """
+        known = 0 if isinstance(fingerprint, Tensor) else fingerprint
+        self._rows += _ROW.pack(a.time, a.seconds, *a.job, after, a.loss, known, a.bytes, a.steps, a.down)
         if isinstance(fingerprint, Tensor):
-            self._later.append((len(self), fingerprint))
-            fingerprint = 0
-        self._rows += _ROW.pack(a.time, a.seconds, *a.job, after, a.loss, fingerprint, a.bytes, a.steps, a.down)
+            self._later.append((len(self) - 1, fingerprint))
+            if fingerprint.ndim and len(self._later) == _TOGETHER:
+                self._take_fingerprints()
 
     def event(
         self, kind: EventKind, time: float, after: int, worker: int = -1, draw: int = -1, version: int = -1, text: str = ""
@@ -104,12 +111,17 @@ class Recorder:
 
     def rows(self, start: int = 0) -> dict[str, Column]:
         """A copy of the rows from ``start`` on."""
-        if self._later:
-            places, values = [row for row, _ in self._later], torch.stack([value for _, value in self._later]).cpu().numpy()
-            np.frombuffer(self._rows, dtype=_KINDS)["fingerprint"][places] = values
-            self._later = []
+        self._take_fingerprints()
         rows = np.frombuffer(bytes(self._rows[start * _ROW.size :]), dtype=_KINDS)
         return {name: rows[name].copy() for name in ARRIVAL_COLUMNS}
+
+    def _take_fingerprints(self) -> None:
+        """Put those into the rows that were still to come."""
+        if self._later:
+            places, given = [row for row, _ in self._later], torch.stack([value for _, value in self._later])
+            values = torch.as_tensor(checksum(given)) if given.ndim > 1 else given
+            np.frombuffer(self._rows, dtype=_KINDS)["fingerprint"][places] = values.cpu().numpy()
+            self._later = []
 
     def extend(self, rows: Mapping[str, Column]) -> None:
         """Take over rows written earlier."""

@@ -286,7 +286,7 @@ class Network(Problem):
         return loss
 
     def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
-        return self._gradient_on(x, worker, self.indices(worker, draw), self._draws.key(worker, draw))
+        return self._gradient_on(x, worker, self.indices(worker, draw), draw)
 
     def gradient_part(self, x: Tensor, worker: int, draw: int, part: int, parts: int) -> tuple[Tensor, float]:
         self._require_parts(worker, parts)
@@ -294,8 +294,8 @@ class Network(Problem):
         mine = rows[portion(len(rows), part, parts)]
         if not len(mine):
             return torch.zeros_like(self._initial, device=x.device), 0.0
-        share, key = len(mine) / len(rows), self._draws.key(worker, draw, part)
-        gradient, loss = self._gradient_on(x, worker, mine, key)
+        share = len(mine) / len(rows)
+        gradient, loss = self._gradient_on(x, worker, mine, draw, part)
         return gradient * share, loss * share
 
     def require_parts(self, parts: int) -> None:
@@ -321,16 +321,27 @@ class Network(Problem):
                 "that compares samples. Change that, or use ranks=1."
             )
 
-    def _gradient_on(self, x: Tensor, worker: int, rows: Tensor, key: int) -> tuple[Tensor, float]:
-        """The gradient of the mean loss over these of a worker's samples, and that loss."""
+    def _gradient_on(self, x: Tensor, worker: int, rows: Tensor, *place: int) -> tuple[Tensor, float]:
+        """The gradient of the mean loss over these of a worker's samples, and that loss; ``place`` names its draws."""
         self.net.weights.copy_(x)
-        with self._seeded(key):
-            batch = self._batch(self._shard(worker), rows)
-            with lower(self.precision, x.device):
-                loss = self.loss_on(self.net.module, batch)
+        if self._stochastic:
+            with seeded(self._draws.key(worker, *place)):
+                loss = self._loss_on_rows(worker, rows)
+        else:
+            loss = self._loss_on_rows(worker, rows)
         if not loss.requires_grad:
             raise BadInput("the loss has no gradient: it does not depend on the model's weights; look at the loss or step.")
-        return self._scaled(self.net.gradient(loss).to(x.device), worker), loss.item()
+        gradient = self.net.gradient(loss)
+        if gradient.device != x.device:
+            gradient = gradient.to(x.device)
+        return self._scaled(gradient, worker), loss.item()
+
+    def _loss_on_rows(self, worker: int, rows: Tensor) -> Tensor:
+        batch = self._batch(self._shard(worker), rows)
+        if self.precision == "float32":
+            return self.loss_on(self.net.module, batch)
+        with lower(self.precision, self._initial.device):
+            return self.loss_on(self.net.module, batch)
 
     # --- how workers count ---
 

@@ -20,7 +20,7 @@ from ..engine.slices import Slices
 from ..problems.wrapped import in_parts
 from ..simulation.clocks import RecordedClock
 from ..simulation.cores import GradientsOnCores, cores_worth
-from ..simulation.gradients import Batcher, Gradients, GradientsInBatches
+from ..simulation.gradients import Batcher, Gradients, GradientsInBatches, GradientsInTurns
 from ..simulation.local_fleet import LocalFleet
 from ..storage import parts
 from ..workers.coordinator import Coordinator
@@ -31,6 +31,8 @@ from ..workers.transport import Transport
 from .names import describe
 from .settings import Compute, Reporting
 from .spec import RecordedFleet, RunSpec
+
+_SHORT = 1e-3  # seconds: a gradient that takes longer does not feel what the server does between two
 
 
 @contextmanager
@@ -116,7 +118,10 @@ def _gradients(compute: Compute, problem: Problem, half: Half, threads: int) -> 
     if compute.batch:
         return GradientsInBatches(Batcher(problem.batched([problem])), [0], whole)
     count = cores_worth(problem, compute.cores)
-    return Gradients(problem, whole) if count == 1 else GradientsOnCores(problem, count, threads, whole)
+    if count > 1:
+        return GradientsOnCores(problem, count, threads, whole)
+    costs = problem.costs() if problem.parallel else None
+    return (Gradients if costs is None or costs[0] > _SHORT else GradientsInTurns)(problem, whole)
 
 
 def make_loop(spec: RunSpec, fleet: Fleet) -> Loop:

@@ -92,7 +92,8 @@ class Runner:
     def ready(self) -> bool:
         """End the runs that are at their ends and evaluate what comes before the next event; whether a run is left."""
         loop, updates, limit = self.loop, self._spec.updates, self._spec.time
-        self._stop_early()
+        if self._may_stop_early:
+            self._stop_early()
         if not loop.going:
             return False
         if updates is not None and loop.state.version >= updates:
@@ -116,34 +117,35 @@ class Runner:
         arrival = loop.advance()
         if arrival is not None and self._watch:
             self._show(arrival)
-        self._report(arrival)
+        if self._monitor is not None:
+            self._monitor(loop, arrival)
         if torch.get_num_threads() != self._spec.server_threads:  # a user's function has changed it
             use_threads(self._spec.server_threads)
+        if self.members[0].folder is not None and self._is_to_be_saved(before):
+            self.save()
+
+    def _is_to_be_saved(self, before: int) -> bool:
+        """Whether a checkpoint is due: after so many updates, or after every twentieth of the way."""
         every = self._spec.saving.every
-        if every is None and self._twentieth != int(20 * self.done):
-            self._twentieth = int(20 * self.done)
-            self.save()
-        elif passed(every, before, loop.state.version):
-            self.save()
+        if every is not None:
+            return passed(every, before, self.loop.state.version)
+        before, self._twentieth = self._twentieth, int(20 * self.done)
+        return before != self._twentieth
 
     def _show(self, arrival: Arrival) -> None:
         """Call the functions that watch, for each run that is going with its own state and arrival."""
-        together = isinstance(self.loop, Replicas)
-        if together:
-            self.loop.drop_diverged()
+        if not isinstance(self.loop, Replicas):
+            for function in self._watch:
+                function(self.loop.state, arrival)
+            return
+        self.loop.drop_diverged()
         for k in sorted(self.loop.going):
             seen = self.loop.seen_of(k, arrival)
             for function in self._watch:
                 try:
                     function(*seen)
-                except Exception as error:
-                    if together:  # otherwise the runs would be taken for such as cannot be computed together
-                        raise WatchFailed from error
-                    raise
-
-    def _report(self, arrival: Arrival | None) -> None:
-        if self._monitor is not None:
-            self._monitor(self.loop, arrival)
+                except Exception as error:  # the runs are not to be taken for such as cannot be computed together
+                    raise WatchFailed from error
 
     def save(self) -> None:
         """Write a checkpoint of every run that is going, if something has happened since the last one."""
@@ -162,7 +164,7 @@ class Runner:
 
     def _stop_early(self) -> None:
         """Finish the runs that their early stopping ends."""
-        for k in sorted(self.loop.going) if self._may_stop_early else ():
+        for k in sorted(self.loop.going):
             member, evaluation = self.members[k], self.loop.evaluations[k]
             stop = member.spec.evaluation.early_stop
             if stop is not None and len(evaluation.rows) > member.judged:
@@ -209,7 +211,8 @@ class Runner:
             while loop.fleet.wait_for_evaluations():
                 while loop.fleet.has_evaluation:
                     loop.take_evaluation()
-                self._report(None)
+                if self._monitor is not None:
+                    self._monitor(loop, None)
                 if self._interrupted[0]:
                     raise self._interruption()
             return evaluation.table

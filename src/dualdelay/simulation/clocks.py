@@ -57,6 +57,10 @@ class Clock:
     def pop(self) -> None:
         """Let that happen."""
 
+    def upcoming(self, count: int) -> list[Event]:
+        """The arrivals among the next so many events, as far as they are decided, in no particular order."""
+        return []
+
     @property
     def never_ending(self) -> list[int]:
         """The workers whose jobs will never end."""
@@ -78,6 +82,8 @@ def _seconds(function: Callable[..., Any], model: object, what: str, *arguments:
     """
     try:
         value = function(*arguments)
+        if type(value) is float and value >= 0.0:  # nearly always
+            return value
     except DualDelayError:
         raise
     except Exception as error:  # whatever a user's class raises
@@ -109,6 +115,7 @@ class VirtualClock(Clock):
         self.now = 0.0
         self._speeds = speeds
         self._link = link or Link()
+        self._instant = self._link == Link()  # and no user's own: no message takes time
         self._free: dict[int, float] = {}  # when each worker has done all it has
         self._heap: list[tuple[float, int, Event]] = []
         self._sent = 0
@@ -150,7 +157,9 @@ class VirtualClock(Clock):
         """The arrival of a job that can begin at ``earliest``, after what the worker already has to do."""
         worker, draw, steps = work.worker, work.draw, work.steps
         start = max(earliest, self._free.get(worker, 0.0))
-        batches: Any = plain_number(work.batches)
+        batches: Any = work.batches
+        if type(batches) is not int:
+            batches = plain_number(batches)
         if not isinstance(batches, (int, float)) or not 0 <= batches < math.inf:
             raise BadInput(
                 f"the problem's 'batches' gave {shown(batches)} for worker {worker}; expected a number of minibatches, "
@@ -177,8 +186,8 @@ class VirtualClock(Clock):
             self._push(event)
 
     def _travel(self, size: int) -> float:
-        if type(self._link) is Link:  # and no user's own
-            return self._link.seconds(size)
+        if self._instant:
+            return 0.0
         return _seconds(self._link.seconds, self._link, "for {} bytes", size)
 
     def poll(self, worker: int) -> None:
@@ -267,6 +276,18 @@ class VirtualClock(Clock):
                 heapq.heapreplace(self._heap, (done, sent, event._replace(time=done)))
         return None
 
+    def upcoming(self, count: int) -> list[Event]:
+        heap, events = self._heap, list[Event]()
+        frontier = [(heap[0][:2], 0)] if heap else []  # of places in the heap, each before those below it
+        while frontier and len(events) < count:
+            (time, _), place = heapq.heappop(frontier)
+            if time == math.inf:
+                break
+            events.append(heap[place][2])
+            for below in range(2 * place + 1, min(2 * place + 3, len(heap))):
+                heapq.heappush(frontier, (heap[below][:2], below))
+        return [event for event in events if event.kind is EventKind.ARRIVAL and not self._is_cancelled(event)]
+
     @property
     def never_ending(self) -> list[int]:
         events = (event for _, _, event in self._heap)
@@ -344,6 +365,10 @@ class RecordedClock(Clock):
                 "settings or the record itself are not those of the run."
             )
         return event
+
+    def upcoming(self, count: int) -> list[Event]:
+        events = self._events[self._next : self._next + count]
+        return [e for e in events if e.kind is EventKind.ARRIVAL and (e.worker, e.draw) in self._begun]
 
     def pop(self) -> None:
         event = self._events[self._next]

@@ -35,6 +35,7 @@ class Gradients:
     """
 
     begins_early = False  # whether a job may be computed before it is due
+    looks_ahead = 0  # jobs that are due next and may be computed together with the first of them
 
     def __init__(self, problem: Problem, half: Half | None = None) -> None:
         self._problem, self._half = problem, half
@@ -54,6 +55,9 @@ class Gradients:
         """What a job that is due comes to; it may be asked for again."""
         return self.compute(self._problem, task)
 
+    def prepare(self, tasks: Iterable[Task]) -> None:
+        """These jobs are due next, one of which is not known."""
+
     def ended(self, worker: int, draws: Iterable[int]) -> None:
         """Jobs that arrived or will not, or that depend on something else now."""
 
@@ -72,6 +76,44 @@ class Gradients:
         """Continue with these jobs in flight, some of them with what was saved."""
         for task in tasks:
             self.begin(task)
+
+
+class GradientsInTurns(Gradients):
+    """A few at a time, one after the other: those of the jobs that are due next, once the first of them is.
+
+    Gradients that follow one another find their code in the processor's caches, and so do the steps of the server between
+    them. Each is computed by itself, so the bits are those of one at a time.
+    """
+
+    looks_ahead = 16  # jobs
+
+    def __init__(self, problem: Problem, half: Half | None = None) -> None:
+        super().__init__(problem, half)
+        self._computed: dict[Key, Computed] = {}
+
+    def take(self, task: Task) -> Computed:
+        known = self._computed.get(task.key)
+        if known is None:
+            known = self._computed[task.key] = self.compute(self._problem, task)
+        return known
+
+    def prepare(self, tasks: Iterable[Task]) -> None:
+        for task in tasks:
+            if task.key not in self._computed:
+                try:
+                    self._computed[task.key] = self.compute(self._problem, task)
+                except Exception:  # it will be raised when the job is due, if it ever is
+                    return
+
+    def ended(self, worker: int, draws: Iterable[int]) -> None:
+        for draw in draws:
+            self._computed.pop((worker, draw), None)
+
+    def is_known(self, worker: int, draw: int) -> bool:
+        return (worker, draw) in self._computed
+
+    def load(self, saved: Sequence[Sequence[Any]], tasks: Iterable[Task]) -> None:
+        self._computed.clear()
 
 
 class GradientsInBatches(Gradients):

@@ -18,7 +18,7 @@ from ..engine.events import Event, EventKind
 from ..engine.fleet import NOTHING, Assignment, Fleet, Model
 from ..engine.half import Answer, Half, Kept, Task, parts_of
 from .clocks import Clock, VirtualClock, Work
-from .gradients import Gradients
+from .gradients import Computed, Gradients
 
 
 class LocalFleet(Fleet):
@@ -98,10 +98,7 @@ class LocalFleet(Fleet):
             if event.kind is EventKind.REJECTED and not self._gradients.is_known(event.worker, event.draw):
                 self._gradients.take(task)  # so that later calls hold what they held
             return Arrival(job, NOTHING, event.time, event.seconds, math.nan)
-        if self._apart is None:
-            computed = self._gradients.take(task)
-        else:
-            computed = self._apart.submit(self._gradients.take, task).result()
+        computed = self._take(task) if self._apart is None else self._apart.submit(self._take, task).result()
         self._norm = computed.norm
         if self._ahead:
             if self._held:
@@ -118,11 +115,22 @@ class LocalFleet(Fleet):
         down = model.size if sent else 0
         return Arrival(job, value, event.time, event.seconds, done.loss, size, done.steps, down, parts)
 
+    def _take(self, task: Task) -> Computed:
+        """What a job that is due comes to; if it was not known, others that are due next may be computed, too."""
+        gradients = self._gradients
+        known = gradients.is_known(task.job.worker, task.job.draw)
+        computed = gradients.take(task)
+        if not known and gradients.looks_ahead and self._ahead:
+            gradients.prepare([self._task(event) for event in self.clock.upcoming(gradients.looks_ahead)])
+        return computed
+
     def finite(self, a: Arrival) -> bool:
+        if self._norm is None:
+            return super().finite(a)
         if isinstance(self._norm, Tensor):
             self.norms.append(self._norm)
             return True
-        return super().finite(a) if self._norm is None or self._keep is not None else math.isfinite(self._norm)
+        return super().finite(a) if self._keep is not None else math.isfinite(self._norm)
 
     def retry(self, job: Job, steps: int = 1) -> None:
         self._gradients.ended(job.worker, [job.draw])
