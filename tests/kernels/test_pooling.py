@@ -131,7 +131,11 @@ TAKEN: dict[str, tuple[set[str], Callable[[], nn.Module]]] = {
         OURS,
         lambda: nn.Sequential(nn.Conv2d(2, 5, (3, 2), (1, 2), (0, 2), bias=False), nn.MaxPool2d(2), nn.Tanh()),
     ),
-    "many outputs": ({"_ConvolutionBackward"}, lambda: nn.Sequential(nn.Conv2d(2, 33, 2, stride=3), nn.Tanh())),
+    "many outputs": ({"_ConvolutionBackward"}, lambda: nn.Sequential(nn.Conv2d(2, 33, 6, stride=3), nn.Tanh())),
+    "many channels": (
+        {"_ConvolutionBackward"},
+        lambda: nn.Sequential(nn.Conv2d(2, 16, 5), nn.Conv2d(16, 17, 2), nn.Tanh()),
+    ),
     "padding by other values": (
         {"_ConvolutionBackward"},
         lambda: nn.Sequential(nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"), nn.Tanh()),

@@ -1,8 +1,12 @@
 """Many small convolutions in one launch: each model has its own weights and its own minibatch.
 
 A model's result depends neither on how many models there are nor on which: the order of all sums is fixed by the shapes of
-one model. The sums are taken by matrix products or, with dot="fma", by plain multiply-adds. "tf32x3" is float32 on the
-chip's matrix units: each number is the sum of two short ones, and three of their four products are added up.
+one model. With dot="fma" the sums are taken by plain multiply-adds, otherwise by products of matrices. "tf32x3" is float32
+on the chip's matrix units: each number is the sum of two short ones, and three of their four products are added up.
+
+For products, images are arranged anew: of each pixel all images, and of each of these all channels. A tap is then a product
+of two matrices that are read in whole lines, and where it meets the zeros around for all images, it is left out. Gradients
+by weights are such correlations, too: with the channels for images, the images for channels and the slopes for weights.
 """
 
 from __future__ import annotations
@@ -16,7 +20,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-DOTS = ("fma", "ieee", "tf32x3", "tf32")
+DOTS = ("fma", "tf32x3", "tf32")
+_FEW = 16  # channels under which the taps of a row count as channels, too: the matrix units take eight at a time
+_LONG = 2048  # terms that a program adds up for a gradient by weights before others' sums are added
 Pair = tuple[int, int]
 
 
@@ -26,7 +32,7 @@ def _correlate(
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, N: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     HY: tl.constexpr, WY: tl.constexpr, UP: tl.constexpr, LEFT: tl.constexpr, EVERY: tl.constexpr, EACH: tl.constexpr,
-    dot: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr,
+    BN: tl.constexpr, BP: tl.constexpr,
 ) -> None:  # fmt: skip
     """Write HO x WO pixels of y (G, B, N, HY, WY), given x (G, B, C, H, W) and w (G, C * KH * KW, NP): BN channels of BP
     pixels a program. They stand from (UP, LEFT) on in every EVERY-th row and every EACH-th column.
@@ -35,7 +41,6 @@ def _correlate(
     NB: tl.constexpr = (N + BN - 1) // BN
     HIGH: tl.constexpr = PH > 0 or (HO - 1) * SH - PH + KH > H
     EDGES: tl.constexpr = HIGH or PW > 0 or (WO - 1) * SW - PW + KW > W
-    TWIN: tl.constexpr = 2 if dot != "fma" and WO % 2 == 0 and SW == 1 else 1  # lays neighbouring lanes along x
     pid = tl.program_id(0)
     tiles = tl.cdiv(batch * HO * WO, BP)
     g = (pid // NB // tiles).to(tl.int64)
@@ -46,32 +51,19 @@ def _correlate(
     r = p % (HO * WO)
     top = r // WO * SH - PH
     left = r % WO * SW - PW
-    corner = x + g * batch * (C * H * W) + tl.max_contiguous(b * (C * H * W) + top * W + left, TWIN)
+    corner = x + g * batch * (C * H * W) + (b * (C * H * W) + top * W + left)
     w += g * (TAPS * NB * BN)
     acc = tl.zeros((BN, BP), tl.float32)
-    if dot == "fma":
-        for line in range(C * KH):
-            i = line % KH
-            row = corner + (line // KH * (H * W) + i * W)
-            for j in tl.static_range(KW):
-                ok = inside
-                if EDGES:
-                    ok = ok & (top + i >= 0) & (top + i < H) & (left + j >= 0) & (left + j < W)
-                pixel = tl.load((row + j)[None, :], mask=ok[None, :], other=0.0).to(tl.float32)
-                weight = tl.load((w + (line * KW + j) * (NB * BN) + n)[:, None]).to(tl.float32)
-                acc += weight * pixel
-    else:
-        for start in range(0, TAPS, BK):
-            k = start + tl.arange(0, BK)
-            i = k // KW % KH
-            j = k % KW
-            ok = inside[None, :] & (k < TAPS)[:, None]
+    for line in range(C * KH):
+        i = line % KH
+        row = corner + (line // KH * (H * W) + i * W)
+        for j in tl.static_range(KW):
+            ok = inside
             if EDGES:
-                ok = ok & (top[None, :] + i[:, None] >= 0) & (top[None, :] + i[:, None] < H)
-                ok = ok & (left[None, :] + j[:, None] >= 0) & (left[None, :] + j[:, None] < W)
-            pixel = tl.load(corner[None, :] + (k // (KH * KW) * (H * W) + i * W + j)[:, None], mask=ok, other=0.0)
-            weight = tl.load(w + k[None, :] * (NB * BN) + n[:, None], mask=(k < TAPS)[None, :], other=0.0)
-            acc = tl.dot(weight, pixel, acc, input_precision=dot)
+                ok = ok & (top + i >= 0) & (top + i < H) & (left + j >= 0) & (left + j < W)
+            pixel = tl.load((row + j)[None, :], mask=ok[None, :], other=0.0).to(tl.float32)
+            weight = tl.load((w + (line * KW + j) * (NB * BN) + n)[:, None]).to(tl.float32)
+            acc += weight * pixel
     if bias is not None:
         acc += tl.load(bias + g * N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
     spot = (r // WO * EVERY + UP) * WY + r % WO * EACH + LEFT
@@ -102,13 +94,13 @@ def _weight_gradient_chunks(
     x: tl.tensor, dy: tl.tensor, parts: tl.tensor, batch: tl.tensor,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, N: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
-    dot: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr, CHUNKS: tl.constexpr, SIZE: tl.constexpr,
+    BN: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr, CHUNKS: tl.constexpr, SIZE: tl.constexpr,
 ) -> None:  # fmt: skip
     """Write a chunk's weight gradient to parts (G, CHUNKS, N, TAPS + 1); the tap after the last is the bias."""
     TAPS: tl.constexpr = C * KH * KW
     NB: tl.constexpr = (N + BN - 1) // BN
     KB: tl.constexpr = (TAPS + BK) // BK  # blocks of the taps and the bias
-    TWIN: tl.constexpr = 2 if WO % 2 == 0 and SW == 1 else 1
+    TWIN: tl.constexpr = 2 if WO % 2 == 0 and SW == 1 else 1  # pixels side by side also in x
     pid = tl.program_id(0)
     chunk = pid // (NB * KB)
     g = (chunk // CHUNKS).to(tl.int64)
@@ -122,7 +114,7 @@ def _weight_gradient_chunks(
     dy += g * batch * (N * HO * WO)
     first = chunk % CHUNKS * SIZE
     last = tl.minimum(first + SIZE, batch * HO * WO)
-    acc = tl.zeros((BN, BK, BP) if dot == "fma" else (BN, BK), tl.float32)
+    acc = tl.zeros((BN, BK, BP), tl.float32)
     for start in range(0, SIZE, BP):
         p = first + start + tl.arange(0, BP)
         b = p // (HO * WO)
@@ -135,18 +127,11 @@ def _weight_gradient_chunks(
             ok = ok & (left[None, :] + j[:, None] >= 0) & (left[None, :] + j[:, None] < W)
         valid = (p < last)[None, :] & (n < N)[:, None]
         corner = tl.max_contiguous(b * (C * H * W) + top * W + left, TWIN)
-        spot = b * (N * HO * WO) + r
-        if dot == "fma":
-            spot = tl.multiple_of(spot, 1)  # a lane takes the same pixel of dy and of x
-            pixel = tl.load((x + corner[None, :] + tap[:, None])[None, :], mask=ok[None, :], other=filler[None, :, None])
-            slope = tl.load((dy + spot[None, :] + (n * (HO * WO))[:, None])[:, None, :], mask=valid[:, None, :], other=0.0)
-            acc += slope.to(tl.float32) * pixel.to(tl.float32)
-        else:
-            pixel = tl.load(x + corner[None, :] + tap[:, None], mask=ok, other=filler[:, None])
-            slope = tl.load(dy + spot[None, :] + (n * (HO * WO))[:, None], mask=valid, other=0.0)
-            acc = tl.dot(slope, tl.trans(pixel), acc, input_precision=dot)
-    if dot == "fma":
-        acc = tl.sum(acc, 2)
+        spot = tl.multiple_of(b * (N * HO * WO) + r, 1)  # a lane takes the same pixel of dy and of x
+        pixel = tl.load((x + corner[None, :] + tap[:, None])[None, :], mask=ok[None, :], other=filler[None, :, None])
+        slope = tl.load((dy + spot[None, :] + (n * (HO * WO))[:, None])[:, None, :], mask=valid[:, None, :], other=0.0)
+        acc += slope.to(tl.float32) * pixel.to(tl.float32)
+    acc = tl.sum(acc, 2)
     place = parts + chunk.to(tl.int64) * (N * (TAPS + 1)) + (n * (TAPS + 1))[:, None] + k[None, :]
     tl.store(place, acc, mask=(n < N)[:, None] & (k <= TAPS)[None, :])
 
@@ -170,6 +155,132 @@ def _add_chunks(
     tl.store(db + g * N + n, acc.to(db.dtype.element_ty), mask=(q < COUNT) & (k == TAPS))
 
 
+@triton.jit
+def _short_and_rest(value: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """The nearest number of TF32's eleven digits, and what it leaves; of an infinite one that is NaN."""
+    short = ((value.to(tl.int32, bitcast=True) + 4096) & -8192).to(tl.float32, bitcast=True)
+    return short, value - short
+
+
+@triton.jit
+def _arrange(
+    x: tl.tensor, arranged: tl.tensor, sums: tl.tensor, images: tl.tensor, channels: tl.tensor, padded: tl.tensor,
+    model: tl.tensor, image: tl.tensor, channel: tl.tensor, row: tl.tensor, column: tl.tensor, first: tl.tensor,
+    H: tl.constexpr, W: tl.constexpr, WIDE: tl.constexpr, TAPS: tl.constexpr, SW: tl.constexpr, PW: tl.constexpr,
+    HALVES: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+) -> None:  # fmt: skip
+    """Write x, given its strides, to arranged (G, H * WIDE, HALVES, images, padded): BC channels of BP pixels a program.
+
+    The TAPS pixels of a row that an output meets count as channels; halves are the short numbers and what these leave. Sums
+    (G, blocks, images) of what each program meets are for the gradient by a bias.
+    """
+    PB: tl.constexpr = (H * WIDE + BP - 1) // BP
+    pid = tl.program_id(0)
+    p = pid % PB * BP + tl.arange(0, BP)
+    b = pid // PB % images
+    block = pid // PB // images
+    g = (block // (padded // BC)).to(tl.int64)
+    c = block % (padded // BC) * BC + tl.arange(0, BC)
+    across = (p % WIDE * SW - PW)[None, :] + (c % TAPS)[:, None]
+    ok = (p < H * WIDE)[None, :] & (c < channels * TAPS)[:, None] & (across >= 0) & (across < W)
+    place = x + g * model + first + b * image + (c // TAPS * channel)[:, None] + (p // WIDE * row)[None, :]
+    value = tl.load(place + across * column, mask=ok, other=0.0).to(tl.float32)
+    if sums is not None:
+        tl.store(sums + (block.to(tl.int64) * PB + pid % PB) * images + b, tl.sum(tl.sum(value, 1), 0))
+    inside = (p < H * WIDE)[:, None]
+    size = images * padded
+    out = arranged + g * (H * WIDE * HALVES) * size + (p * (HALVES * size) + b * padded)[:, None] + c[None, :]
+    if HALVES == 1:
+        tl.store(out, tl.trans(value), mask=inside)
+    else:
+        short, rest = _short_and_rest(tl.trans(value))
+        tl.store(out, short, mask=inside)
+        tl.store(out + size, rest, mask=inside)
+
+
+@triton.jit
+def _correlate_arranged(
+    x: tl.tensor, w: tl.tensor, bias: tl.tensor, y: tl.tensor, images: tl.tensor, channels: tl.tensor,
+    model: tl.tensor, chunk: tl.tensor, image: tl.tensor, output: tl.tensor, row: tl.tensor, column: tl.tensor,
+    first: tl.tensor,
+    H: tl.constexpr, W: tl.constexpr, N: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, KH: tl.constexpr,
+    KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr,
+    DW: tl.constexpr, HALVES: tl.constexpr, CHUNKS: tl.constexpr, LINES: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr,
+    BB: tl.constexpr, BK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Write HO x WO pixels of y, given its strides and arranged x and w: BN outputs of BP pixels of BB images a program.
+
+    A chunk has LINES rows of taps, and these are (DH, DW) apart.
+    """
+    NB: tl.constexpr = (N + BN - 1) // BN
+    PB: tl.constexpr = (HO * WO + BP - 1) // BP
+    HIGH: tl.constexpr = PH > 0 or (HO - 1) * SH - PH + (KH - 1) * DH >= H
+    EDGES: tl.constexpr = HIGH or PW > 0 or (WO - 1) * SW - PW + (KW - 1) * DW >= W
+    pid = tl.program_id(0)
+    blocks = tl.cdiv(images, BB)
+    part = pid // NB // blocks // PB
+    g = (part // CHUNKS).to(tl.int64)
+    n = pid % NB * BN + tl.arange(0, BN)
+    m = tl.arange(0, BP * BB)  # pixels of an image side by side, as in y
+    r = pid // NB // blocks % PB * BP + m % BP
+    b = pid // NB % blocks * BB + m // BP
+    written = ((r < HO * WO) & (b < images))[:, None] & (n < N)[None, :]
+    r = tl.minimum(r, HO * WO - 1)  # what is beyond the last is computed, not written
+    b = tl.minimum(b, images - 1)
+    top = r // WO * SH - PH
+    left = r % WO * SW - PW
+    above = part % CHUNKS * LINES
+    below = tl.minimum(above + LINES, KH)
+    before = 0
+    across = KW
+    if EDGES:  # taps that are outside for all of these pixels are left out
+        above = tl.maximum(above, tl.cdiv(tl.maximum(-tl.max(top, 0), 0), DH))
+        below = tl.minimum(below, tl.cdiv(tl.maximum(H - tl.min(top, 0), 0), DH))
+        before = tl.cdiv(tl.maximum(-tl.max(left, 0), 0), DW)
+        across = tl.maximum(tl.minimum(tl.cdiv(tl.maximum(W - tl.min(left, 0), 0), DW), KW) - before, 0)
+    k = tl.arange(0, BK)
+    corner = x + g * (H * W) * images * channels + ((top * W + left) * images + b)[:, None] * channels + k[None, :]
+    w += g * (KH * KW * HALVES * N) * channels
+    weights = w + tl.minimum(n, N - 1)[:, None] * channels + k[None, :]
+    acc = tl.zeros((BP * BB, BN), tl.float32)
+    for step in range(tl.maximum(below - above, 0) * across * (channels // BK)):
+        tap = step // (channels // BK)
+        i = above + tap // across
+        j = before + tap % across
+        c = step % (channels // BK) * BK
+        place = corner + ((i * (DH * W) + j * DW) * images * channels + c)
+        if EDGES:
+            ok = (top + i * DH >= 0) & (top + i * DH < H) & (left + j * DW >= 0) & (left + j * DW < W)
+            pixel = tl.load(place, mask=ok[:, None], other=0.0)
+        else:
+            pixel = tl.load(place)
+        here = weights + ((i * KW + j) * (HALVES * N) * channels + c)
+        weight = tl.load(here)
+        if HALVES == 1:
+            acc += tl.dot(pixel, tl.trans(weight), input_precision="tf32")
+        else:  # the matrix units cut off what they add to, so sums of many products are taken outside of them
+            short, rest = _short_and_rest(pixel)
+            product = tl.dot(rest, tl.trans(weight), input_precision="tf32")
+            product = tl.dot(short, tl.trans(tl.load(here + N * channels)), product, input_precision="tf32")
+            acc += tl.dot(short, tl.trans(weight), product, input_precision="tf32")
+    if bias is not None:
+        acc += tl.load(bias + g * N + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
+    out = y + g * model + first + part % CHUNKS * chunk + (b * image + r // WO * row + r % WO * column)[:, None]
+    tl.store(out + (n * output)[None, :], acc.to(y.dtype.element_ty), mask=written)
+
+
+@triton.jit
+def _add_up(parts: tl.tensor, whole: tl.tensor, COUNT: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr) -> None:
+    """Add the parts (G, COUNT, SIZE), always in the same order, and write them to whole (G, SIZE)."""
+    PIECES: tl.constexpr = (SIZE + BLOCK - 1) // BLOCK
+    g = (tl.program_id(0) // PIECES).to(tl.int64)
+    q = tl.program_id(0) % PIECES * BLOCK + tl.arange(0, BLOCK)
+    acc = tl.zeros((BLOCK,), tl.float32)
+    for part in range(COUNT):
+        acc += tl.load(parts + (g * COUNT + part) * SIZE + q, mask=q < SIZE, other=0.0)
+    tl.store(whole + g * SIZE + q, acc.to(whole.dtype.element_ty), mask=q < SIZE)
+
+
 class _Taps(NamedTuple):
     """Which weights of a model a correlation takes, and where they are: how far apart, and from which one on."""
 
@@ -179,27 +290,114 @@ class _Taps(NamedTuple):
     first: int = 0
 
 
+class _Images(NamedTuple):
+    """Images as matrices take them: of each pixel all images, and of each of these its channels."""
+
+    values: Tensor  # (G, pixels, halves, images, channels)
+    size: Pair
+    sums: Tensor  # (G, blocks, images), if they were asked for
+
+
+def _arranged(
+    x: Tensor, shape: Sequence[int], strides: Sequence[int], first: int = 0, unfolded: Sequence[int] | None = None,
+    halves: int = 1, summed: bool = False,
+) -> _Images:  # fmt: skip
+    """Every model's images, of which the numbers, channels, rows and columns are given, arranged anew.
+
+    If unfolded: to so many pixels in a row, each of so many taps of the image's, with this stride and padding.
+    """
+    images, channels, high, wide = shape
+    across, taps, step, before = unfolded or (wide, 1, 1, 0)
+    padded = triton.cdiv(channels * taps, 16) * 16
+    BP, BC = 32, next(block for block in (64, 32, 16) if padded % block == 0)
+    G, blocks = len(x), padded // BC * triton.cdiv(high * across, BP)
+    values = x.new_empty(G, high * across, halves, images, padded, dtype=torch.float32)
+    sums = x.new_empty(G, blocks if summed else 0, images, dtype=torch.float32)
+    sizes = (high, wide, across, taps, step, before, halves, BP, BC)
+    _arrange[(G * images * blocks,)](
+        x, values, sums if summed else None, images, channels, padded, x.stride(0), *strides, first, *sizes, num_warps=4
+    )
+    return _Images(values, (high, across), sums)
+
+
+class _Place(NamedTuple):
+    """Where results go: how far apart, and from which one on."""
+
+    model: int
+    chunk: int
+    image: int
+    output: int
+    row: int
+    column: int
+    first: int = 0
+
+
+def _multiply_into(
+    y: Tensor, place: _Place, images: _Images, weights: _Images, bias: Tensor | None, pixels: Pair, stride: Pair,
+    padding: Pair, together: Pair, apart: Pair = (1, 1), chunks: int = 1, lines: int | None = None,
+) -> None:  # fmt: skip
+    """Correlate images with weights whose taps are so far apart; a chunk adds up so many lines of them.
+
+    A program takes so many pixels, of so many images at most, together.
+    """
+    (G, _, _, count, channels), (_, _, halves, N, _) = images.values.shape, weights.values.shape
+    BN = min(max(triton.next_power_of_2(N), 16), 64)
+    BK = 64 if channels % 64 == 0 and BN <= 32 else 32 if channels % 32 == 0 else 16
+    BB = min(triton.next_power_of_2(count), together[1])
+    BP = together[0] // BB
+    shape = (*images.size, N, *pixels, *weights.size, *stride, *padding, *apart, halves, chunks, lines or weights.size[0])
+    grid = G * chunks * triton.cdiv(pixels[0] * pixels[1], BP) * triton.cdiv(count, BB) * triton.cdiv(N, BN)
+    _correlate_arranged[(grid,)](
+        images.values, weights.values, bias, y, count, channels, *place, *shape, BN, BP, BB, BK, num_warps=4, num_stages=3
+    )
+
+
 def _correlate_into(
     y: Tensor, x: Tensor, weight: Tensor, taps: _Taps, bias: Tensor | None, pixels: Pair, stride: Pair, padding: Pair,
-    dot: str, first: Pair = (0, 0), every: Pair = (1, 1),
+    dot: str, first: Pair = (0, 0), every: Pair = (1, 1), images: _Images | None = None,
 ) -> None:  # fmt: skip
-    """Write so many rows and columns of pixels into y: from ``first`` on, one in ``every`` row and column."""
+    """Write so many rows and columns of pixels into y: from ``first`` on, one in ``every`` row and column.
+
+    If x has been arranged already, ``images`` are that.
+    """
+    with torch.cuda.device_of(x):
+        if dot == "fma":
+            _add_into(y, x, weight, taps, bias, pixels, stride, padding, first, every)
+            return
+        (_, B, C, H, W), (N, (kh, kw)), halves = x.shape, taps[:2], 2 if dot == "tf32x3" else 1
+        unfolded = None
+        if images is None:
+            across = None
+            if C < _FEW and kw > 1:
+                across, unfolded = (pixels[1], kw, stride[1], padding[1]), (1, kw, 1, 0)
+                stride, padding = (stride[0], 1), (padding[0], 0)
+            images = _arranged(x, (B, C, H, W), x.stride()[1:], unfolded=across)
+        weights = _arranged(weight, (N, C, kh, kw), taps.strides, taps.first, unfolded, halves)
+        model, image, output, row, column = y.stride()
+        start = first[0] * row + first[1] * column
+        place = _Place(model, 0, image, output, every[0] * row, every[1] * column, start)
+        together = (128, 64 if max(padding) > 1 else 16)  # few pixels leave out more taps, many are written side by side
+        _multiply_into(y, place, images, weights, bias, pixels, stride, padding, together)
+
+
+def _add_into(
+    y: Tensor, x: Tensor, weight: Tensor, taps: _Taps, bias: Tensor | None, pixels: Pair, stride: Pair, padding: Pair,
+    first: Pair, every: Pair,
+) -> None:  # fmt: skip
+    """The same by plain multiply-adds."""
     G, B, C, H, W = x.shape
     N, (kh, kw), count = taps.outputs, taps.size, B * pixels[0] * pixels[1]
-    BN, BP, BK, warps = (8, 512, 1, 2) if N <= 8 else (16, 512, 1, 2)
-    if dot != "fma":
-        BN, BP, BK, warps = min(max(triton.next_power_of_2(N), 16), 64), 128, 32, 4
-    elif N > 8 and kh * kw > 9 and max(padding) > 0:  # masks of many taps take registers
+    BN, BP, warps = (8, 512, 2) if N <= 8 else (16, 512, 2)
+    if N > 8 and kh * kw > 9 and max(padding) > 0:  # masks of many taps take registers
         BP, warps = 128, 1
     NB, tiles = triton.cdiv(N, BN), triton.cdiv(count, BP)
     packed = weight.new_empty(G, C * kh * kw, NB * BN)
     shape = (C, H, W, N, *pixels, kh, kw, *stride, *padding, *y.shape[3:], *first, *every)
     pieces = triton.cdiv(C * kh * kw * NB * BN, 512)
-    with torch.cuda.device_of(x):
-        _pack[(G * pieces,)](
-            weight, packed, weight.stride(0), taps.first, *taps.strides, N, C * kh * kw, kh, kw, NB * BN, 512, num_warps=2
-        )
-        _correlate[(G * tiles * NB,)](x, packed, bias, y, B, *shape, dot, BN, BP, BK, num_warps=warps)
+    _pack[(G * pieces,)](
+        weight, packed, weight.stride(0), taps.first, *taps.strides, N, C * kh * kw, kh, kw, NB * BN, 512, num_warps=2
+    )
+    _correlate[(G * tiles * NB,)](x, packed, bias, y, B, *shape, BN, BP, num_warps=warps)
 
 
 def _correlated(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, dot: str) -> Tensor:
@@ -238,21 +436,49 @@ def _input_gradients(dy: Tensor, weight: Tensor, whole: Sequence[int], stride: P
     all_met = len(rows) * len(columns) == min(stride[0], whole[0]) * min(stride[1], whole[1])
     shape = (*dy.shape[:2], C, *whole)
     dx = dy.new_empty(shape) if all_met else dy.new_zeros(shape)
+    images = None
+    if dot != "fma":
+        with torch.cuda.device_of(dy):
+            images = _arranged(dy, (dy.shape[1], *dy.shape[2:]), dy.stride()[1:])
     for top, high, down, last_row, above in rows:
         for left, wide, across, last_column, before in columns:
             strides = (into, out, -stride[0] * row, -stride[1] * column)
             taps = _Taps(C, (down, across), strides, last_row * row + last_column * column)
-            _correlate_into(dx, dy, weight, taps, None, (high, wide), (1, 1), (above, before), dot, (top, left), stride)
+            around, first = (above, before), (top, left)
+            _correlate_into(dx, dy, weight, taps, None, (high, wide), (1, 1), around, dot, first, stride, images)
     return dx
 
 
 def _weight_gradients(x: Tensor, dy: Tensor, size: Pair, stride: Pair, padding: Pair, dot: str) -> tuple[Tensor, Tensor]:
     """The gradients with respect to every model's weights and bias, given those with respect to its outputs."""
+    with torch.cuda.device_of(x):
+        if dot == "fma":
+            return _added_weight_gradients(x, dy, size, stride, padding)
+        (G, B, C, H, W), (N, HO, WO) = x.shape, dy.shape[2:]
+        model, image, channel, row, column = x.stride()
+        images = _arranged(x, (C, B, H, W), (channel, image, row, column))
+        model, image, output, row, column = dy.stride()
+        halves = 2 if dot == "tf32x3" else 1
+        slopes = _arranged(dy, (N, B, HO, WO), (output, image, row, column), halves=halves, summed=True)
+        lines = min(max(_LONG // (WO * B), 1), HO)
+        chunks = triton.cdiv(HO, lines)
+        parts = x.new_empty(G, chunks, N, C, *size, dtype=torch.float32)
+        model, chunk, output, channel, row, column = parts.stride()
+        place = _Place(model, chunk, channel, output, row, column)
+        together = (128 if size[0] * size[1] > 9 else 64, 64)
+        _multiply_into(parts, place, images, slopes, None, size, (1, 1), padding, together, stride, chunks, lines)
+        dw, db = x.new_empty(G, N, C, *size), x.new_empty(G, N)
+        for pieces, whole in ((parts, dw), (slopes.sums, db)):
+            long = whole[0].numel()
+            _add_up[(G * triton.cdiv(long, 256),)](pieces, whole, pieces.shape[1], long, 256, num_warps=4)
+    return dw, db
+
+
+def _added_weight_gradients(x: Tensor, dy: Tensor, size: Pair, stride: Pair, padding: Pair) -> tuple[Tensor, Tensor]:
+    """The same by plain multiply-adds."""
     (G, B, C, H, W), (N, HO, WO) = x.shape, dy.shape[2:]
     taps, pixels = C * size[0] * size[1], B * HO * WO
     BN, BP, BK, warps = (8, 64, 8, 2) if N <= 8 else (16, 64, 4, 2)
-    if dot != "fma":
-        BN, BP, BK, warps = min(max(triton.next_power_of_2(N), 16), 64), 64, 64, 4
     chunks = min(max(pixels // 2048, 1), 32 if N * taps < 1024 else 8)
     length = triton.cdiv(pixels, chunks * BP) * BP
     chunks = triton.cdiv(pixels, length)
@@ -260,9 +486,8 @@ def _weight_gradients(x: Tensor, dy: Tensor, size: Pair, stride: Pair, padding: 
     dw, db = x.new_empty(G, N, C, *size), x.new_empty(G, N)
     shape = (C, H, W, N, HO, WO, *size, *stride, *padding)
     grid = (G * chunks * triton.cdiv(N, BN) * triton.cdiv(taps + 1, BK),)
-    with torch.cuda.device_of(x):
-        _weight_gradient_chunks[grid](x, dy, parts, B, *shape, dot, BN, BP, BK, chunks, length, num_warps=warps)
-        _add_chunks[(G * triton.cdiv(N * (taps + 1), 256),)](parts, dw, db, N, taps, chunks, 256, num_warps=4)
+    _weight_gradient_chunks[grid](x, dy, parts, B, *shape, BN, BP, BK, chunks, length, num_warps=warps)
+    _add_chunks[(G * triton.cdiv(N * (taps + 1), 256),)](parts, dw, db, N, taps, chunks, 256, num_warps=4)
     return dw, db
 
 

@@ -19,8 +19,11 @@ from .convolution import conv2d
 from .normalization import LARGEST, group_norm, layer_norm
 from .pooling import max_pool2d
 
-_WIDE = 32  # output channels from which the chip's matrix units pay: in a lower precision, and for gradients by weights
-_DOTS = {"float32": "fma", "tf32": "tf32", "bfloat16": "ieee"}
+# What a layer has from which the chip's matrix units pay: output channels; channels on both sides, for gradients by weights
+# alone; and terms in a sum, for arranging the images anew to pay. Chosen by trials on the layers of benchmarks/models.py.
+_WIDE, _NARROW = 32, 16
+_TERMS = 64
+_DOTS = {"float32": "tf32x3", "tf32": "tf32", "bfloat16": "tf32"}  # a product of short floats is exact in TF32
 
 
 class Kernels(TorchFunctionMode):
@@ -48,8 +51,9 @@ class Kernels(TorchFunctionMode):
         plain = x.ndim == 4 and not isinstance(padding, str) and _pair(dilation) == (1, 1) and groups == 1
         if not plain or weight.dtype != torch.float32:
             return None
-        dot = _DOTS[self._precision] if len(weight) >= _WIDE else "fma"
-        weight_dot = "tf32x3" if self._precision == "float32" and len(weight) >= _WIDE else dot
+        long = math.prod(weight.shape[1:]) >= _TERMS
+        dot = _DOTS[self._precision] if long and len(weight) >= _WIDE else "fma"
+        weight_dot = _DOTS[self._precision] if long and min(weight.shape[:2]) >= _NARROW else dot
         if self._precision == "bfloat16":
             x, weight, bias = x.bfloat16(), weight.bfloat16(), None if bias is None else bias.bfloat16()
         stack = x[None], weight[None], None if bias is None else bias[None]  # of one model
