@@ -6,7 +6,7 @@
 
 Each round measures the machine's constants anew and then makes a run of each size, with a gradient that costs nothing, so
 that only the server, the copies and the messages count; every run has a process of its own. Memory is the peak of the
-server's resident set, beyond that of a run with a thousand weights. On a machine that others use, a run has less than all
+server's resident set, beyond that of a run with 50,000 weights. On a machine that others use, a run has less than all
 cores: how many they took of it is read from the kernel's books, and the prediction is for what was left.
 """
 
@@ -20,24 +20,19 @@ import resource
 import statistics
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import dualdelay as dd
 from dualdelay.theory.cost import Plan, cost
 from dualdelay.theory.footprint import footprint
-from dualdelay.theory.machine import ConstantGradient, Machine, Stopwatch, measure_machine, read_machine, values_of
+from dualdelay.theory.machine import Machine, machine_seconds, measure_machine, read_machine, timed, values_of
 
-UPDATES = {1_000: (100, 400), 300_000: (100, 500), 1_000_000: (60, 360), 10_000_000: (20, 120)}  # first and last timed
+UPDATES = {50_000: (100, 900), 300_000: (100, 500), 1_000_000: (60, 360), 10_000_000: (20, 120)}  # first and last timed
 OURS = 0.1  # of a core that others may take before it counts as busy
-TICKS = os.sysconf("SC_CLK_TCK")
-
-
-def machine_seconds() -> float:
-    """Processor seconds that this machine has spent for anybody."""
-    words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
-    return sum(int(word) for place, word in enumerate(words[:8]) if place not in (3, 4)) / TICKS  # not idle, not waiting
 
 
 def wait_until_quiet(seconds: float) -> None:
@@ -50,25 +45,33 @@ def wait_until_quiet(seconds: float) -> None:
             return
 
 
+class Peak(threading.Thread):
+    """The most memory that any shard of a server has had, looked up until they are gone."""
+
+    def __init__(self, control: dd.FleetControl) -> None:
+        super().__init__(daemon=True)
+        self.control, self.bytes, self.over = control, 0, threading.Event()
+
+    def run(self) -> None:
+        while not self.over.wait(0.05):
+            for _, pid in list(self.control.shards.values()):
+                with suppress(OSError, StopIteration):
+                    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+                    most = next(line for line in lines if line.startswith("VmHWM"))
+                    self.bytes = max(self.bytes, int(most.split()[1]) * 1024)
+
+
 def run(weights: int, workers: int, shards: int) -> dict[str, float]:
-    """One run of DuDe, in this process."""
-    first, last = UPDATES.get(weights, (20, 120))
-    stopwatch, books = Stopwatch(first, last), dict[int, float]()
-
-    def watch(state: dd.State, arrival: dd.Arrival) -> None:
-        stopwatch(state, arrival)
-        if state.version in (first, last):
-            books.setdefault(state.version, machine_seconds())
-
-    fleet = dd.RayFleet(shards=shards) if shards else dd.RayFleet()
-    reporting, never = dd.Reporting([watch], progress=False), dd.Evaluation(every=10**9)
-    problem = ConstantGradient(workers, weights)
-    dd.train(dd.DuDe(lr=1e-6), problem, fleet, updates=last + 1, evaluation=never, watch=reporting)
-    spent = stopwatch.spent
-    ours = spent.server + spent.workers + spent.between
-    others = (books[last] - books[first]) / (last - first) - ours
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {**spent._asdict(), "others": max(0.0, others) / spent.wall, "peak": peak}
+    """One run of DuDe, in this process; with shards the server is one of them, by the mean of their seconds."""
+    fleet = dd.RayFleet(shards=shards or None)
+    peak = Peak(fleet.control)
+    peak.start()
+    spent = timed(weights, *UPDATES.get(weights, (20, 120)), workers, fleet)
+    peak.over.set()
+    peak.join()
+    most = peak.bytes if shards else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    server = spent.shards / shards if shards else spent.server
+    return {"wall": spent.wall, "server": server, "others": spent.others / spent.wall, "peak": most}
 
 
 def apart(*words: object) -> dict[str, object]:
@@ -97,7 +100,7 @@ def main() -> None:
         print(json.dumps(result))
         return
     ratios: dict[tuple[int, str], list[float]] = {}
-    base = math.inf  # the least that a run with a thousand weights has taken
+    base = math.inf  # the least that a run with 50,000 weights has taken
     scratch = Path(os.environ.get("TMPDIR", "/tmp")) / f"size-{os.getpid()}.json"
     print("weights     cores left   updates/s (predicted)        ms of server  (predicted)   MB of server (predicted)")
     for _ in range(options.rounds):
@@ -105,7 +108,7 @@ def main() -> None:
             wait_until_quiet(options.patience)
             scratch.write_text(json.dumps(apart()))
         machine: Machine = read_machine(options.machine or scratch)
-        base = min(base, float(apart(1_000, options.workers, options.shards)["peak"]))
+        base = min(base, float(apart(50_000, options.workers, options.shards)["peak"]))
         for weights in map(int, options.weights):
             wait_until_quiet(options.patience)
             method = footprint(dd.DuDe(lr=1e-6), options.workers, dd.Server())

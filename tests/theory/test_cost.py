@@ -20,6 +20,8 @@ MACHINE = Machine(
     copying_together=(SPEED,) * len(COPIED),
     small=Message(0.001, 0.001, 0.001, 0.004),
     large=Message(0.002, 0.001, 0.001, 0.008),
+    headed=Message(0.003, 0.0005, 0.0007, 0.009),
+    sliced=Message(0.002, 0.001, 0.001, 0.002),
     store=5e9,
     process=1e8,
 )
@@ -45,7 +47,28 @@ def test_a_case_by_hand() -> None:
     assert found.bottleneck == "server" and found.updates_per_second == pytest.approx(1 / server)
     seconds = 1 / found.updates_per_second
     vectors = 4 + 8 + 16 + 4 + (16 + 4) + 16 + 16  # state, initial weights, models, arriving, audit
-    assert found.server.peak == pytest.approx(1e8 + 1e7 * (vectors + 4 * 2 / seconds))
+    assert found.server.peak == pytest.approx(1e8 + 1e7 * (vectors + 4 * 2 * 0.05 / seconds))  # freed after 50 ms
+
+
+def test_a_case_with_shards_by_hand() -> None:
+    """The same in two shards: on one machine both map the whole of its object store, on two each its own half."""
+    found = cost(Plan(1e7, 4, 2, machines=1), DUDE, MACHINE)
+    each = SPEED / 2
+    shard = 0.002 + (4 + 4 + 40) * 5e6 / each + 2e7 / 5e9
+    job = 0.0005 + 2 * 0.001 + 8e7 / each + 4e7 / 5e9
+    between = 0.0007 + 2 * 0.001
+    assert found.server.kind == "shard" and found.server.seconds == pytest.approx(shard)
+    assert found.limits["head"] == pytest.approx(0.003)
+    assert found.limits["cores"] == pytest.approx((2 * shard + 0.003 + job + between) / 2)
+    waited = 0.009 + 0.002 - 0.003 - 0.0005 - 0.002 - 0.001
+    assert found.limits["workers"] == pytest.approx((job + shard + waited) / 4)
+    seconds = 1 / found.updates_per_second
+    own, stored = 4 + 8 + 4 + 16, 16 + (16 + 4) + 16 + 4 * 2 * 0.05 / seconds
+    assert found.server.peak == pytest.approx(1e8 + 1e7 * (own / 2 + stored))
+    apart = cost(Plan(1e7, 4, 2), DUDE, MACHINE)
+    seconds = 1 / apart.updates_per_second
+    stored = 16 + (16 + 4) + 4 + 4 * 2 * 1.0 / seconds  # only what is absorbed, and a Ray that was started without us
+    assert apart.server.peak == pytest.approx(1e8 + 1e7 * (own + stored) / 2)
 
 
 def test_a_slow_line_is_the_bottleneck_and_more_shards_share_it() -> None:

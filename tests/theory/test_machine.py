@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from dualdelay.theory.machine import (
     SHIPPED,
     Message,
     Spent,
+    Stopwatch,
     copying,
     keep_machine,
     known_machine,
@@ -74,6 +76,18 @@ def test_copies_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert copying(2**16, 1) > 0 and copying(2**16, 2) > 0
 
 
+def test_a_stopwatch_divides_what_was_spent_by_the_updates_that_it_has_heard_of() -> None:
+    stopwatch = Stopwatch(10, 20, dd.FleetControl())
+    begin = time.perf_counter()
+    for version in (5, 10, 15, 20, 25):
+        stopwatch(version, {})
+        if version == 10:
+            sum(range(1_000_000))  # something to do for this process
+    spent, passed = stopwatch.spent, time.perf_counter() - begin
+    assert 0 < spent.wall <= passed / 10 and 0 < spent.server <= passed / 10
+    assert spent.workers == spent.shards == 0.0 <= spent.between
+
+
 def test_measuring_takes_rays_messages_from_real_runs_or_without_ray_from_what_is_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -81,22 +95,29 @@ def test_measuring_takes_rays_messages_from_real_runs_or_without_ray_from_what_i
     spent = {1_000: Spent(0.004, 0.001, 0.002, 0.003), 50_000: Spent(0.008, 0.002, 0.003, 0.004)}
     seconds = 0.003 + 4 * 1_950_000 * (2 / 1e10 + 1 / 2e9)  # a copy of the model, and an answer put at 2e9 a second
     spent[2_000_000] = Spent(0.02, 0.01, seconds, 0.004)
-    monkeypatch.setattr(constants, "_timed", lambda weights, first, last: spent[weights])
+    cut = {1: Spent(0.010, 0.002, 0.004, 0.003, 0.005), 2: Spent(0.014, 0.002, 0.007, 0.005, 0.010)}  # one and two shards
+
+    def timed(weights: int, first: int, last: int, fleet: dd.RayFleet | None = None) -> Spent:
+        return spent[weights] if fleet is None else cut[fleet.shards or 0]
+
+    monkeypatch.setattr(constants, "timed", timed)
     told = []
     found = measure_machine(lambda share, text: told.append(share))
     assert found.small == Message(0.001, 0.002, 0.003, 0.004) and found.large == Message(0.002, 0.003, 0.004, 0.008)
+    assert found.headed == pytest.approx(Message(0.002, 0.001, 0.001, 0.006))
+    assert found.sliced == pytest.approx(Message(0.005, 0.003, 0.002, 0.004))
     assert found.store == pytest.approx(2e9) and told == sorted(told) and "measured here" in found.origin
 
-    def missing(*arguments: object) -> Spent:
+    def missing(*arguments: object, **options: object) -> Spent:
         raise dd.BadInput("real workers need Ray, which is not installed: pip install ray.")
 
-    monkeypatch.setattr(constants, "_timed", missing)
+    monkeypatch.setattr(constants, "timed", missing)
     without = measure_machine()
     assert without.small == SHIPPED.small and "Ray is not installed" in without.origin
 
-    def broken(*arguments: object) -> Spent:
+    def broken(*arguments: object, **options: object) -> Spent:
         raise dd.BadInput("Ray could not be started")
 
-    monkeypatch.setattr(constants, "_timed", broken)
+    monkeypatch.setattr(constants, "timed", broken)
     with pytest.raises(dd.BadInput, match="could not be started"):
         measure_machine()

@@ -18,7 +18,7 @@ from dualdelay.engine.sharded import ShardLost
 from dualdelay.engine.slices import Elsewhere, Slices
 from dualdelay.storage import parts
 from dualdelay.workers.ray_fleet import _SlicedActor
-from dualdelay.workers.ray_shards import AtWorker, RayShards
+from dualdelay.workers.ray_shards import _IN_ANSWER, AtWorker, RayShards
 from helpers import check_replay, kinds
 from real import Fragile, Wide, kill
 
@@ -88,6 +88,19 @@ def test_a_shard_that_dies_before_anything_was_saved_ends_a_run_without_a_folder
 def test_a_method_that_sends_several_vectors_and_keeps_some_at_the_workers(tmp_path):
     problem, folder = Wide(weights=1000), tmp_path / "run"
     run = dd.train(dd.ALGORITHMS["scaffold"](lr=0.01), problem, dd.RayFleet(cpus=0.25, shards=2), updates=12, folder=folder)
+    check_replay(run, folder, problem)
+
+
+@pytest.mark.parametrize(
+    ("weights", "piece"),
+    [(2 * 2**20 + 40, 64 << 20), (2 * 2**14 + 40, SMALL)],  # each first slice is at a limit, and the second above it
+    ids=["in the answer and in the store", "in the answer and in pieces"],
+)
+def test_slices_of_one_model_may_travel_in_different_ways(weights, piece, tmp_path):
+    problem, folder = Wide(weights=weights), tmp_path / "run"
+    (_, first), (second, last) = Slices(weights, 2).places
+    assert 4 * first <= min(_IN_ANSWER, piece) < 4 * (last - second)
+    run = dd.train(dd.DuDe(lr=2.0**-6), problem, dd.RayFleet(cpus=0.25, shards=2, piece=piece), updates=8, folder=folder)
     check_replay(run, folder, problem)
 
 

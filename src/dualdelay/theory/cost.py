@@ -21,7 +21,8 @@ INLINE = 90_000
 """Bytes of a model up to which it travels in the request."""
 PIECE = 2**26
 """Bytes of a shard's slice that travel at once."""
-_FREED = (100, 1.0)  # Ray frees objects that nobody needs any more when there are so many, or after so many seconds
+_FREED = 100  # objects that nobody needs any more after which Ray frees them
+_FREED_AFTER = {True: 0.05, False: 1.0}  # or seconds: in a Ray that a run starts for itself on one machine, and in another
 _CHECKED, _SUMMED, _INITIAL, _AUDIT = 4.0, 4.0, 4.0, 16.0  # bytes for each weight: the finite check, the checksum, ...
 
 
@@ -132,6 +133,7 @@ class _Load:
     head: float
     job: float  # of a worker, for one job
     between: float  # of Ray's own processes, all together
+    waited: float  # seconds of a job that nobody computes in
 
 
 def cost(plan: Plan, method: Footprint, machine: Machine) -> Cost:
@@ -148,9 +150,8 @@ def cost(plan: Plan, method: Footprint, machine: Machine) -> Cost:
         limits["lines from the server"] = a * down / parts / plan.bandwidth
         trips = (up + down) / plan.bandwidth
     limits |= _cores(plan, machine, load, a)
-    message, latency = machine.small if down <= INLINE else machine.large, plan.latency if plan.apart else 0.0
-    waited = max(0.0, message.round_trip - message.server - message.worker - 2 * latency)  # for Ray
-    job = plan.gradient_seconds + load.job + waited
+    latency = plan.latency if plan.apart else 0.0
+    job = plan.gradient_seconds + load.job + max(0.0, load.waited - 2 * latency)
     cycle = job + load.server / a + trips + 2 * latency
     at_work = n - (a - 1) / 2 if method.waits and a < n else n
     limits["workers"] = a * cycle / at_work
@@ -169,14 +170,18 @@ def _load(plan: Plan, method: Footprint, machine: Machine) -> _Load:
     speed = machine.speed(math.inf, alone=alone)  # beside the store the caches hold little
     passes = a * (_CHECKED + method.send) + _SUMMED + method.update + (a - 1) * method.absorb
     puts = (a if method.own_models else 1) * down / parts
-    pieces = math.ceil(max(down, up) / parts / PIECE) if plan.shards else 1
-    message = machine.large if stored else machine.small
     put = 1 / machine.store if stored else 0.0  # what travels in the request is not put anywhere
-    server = a * pieces * message.server + passes * d / speed + puts * put
-    job = parts * pieces * message.worker + (2 * down + method.job * plan.weights) / speed + up * put
-    head = a * machine.small.server  # the shards pass on to one another what it says: their number does not matter
-    between = a * (parts * pieces * message.between + (machine.small.between if plan.shards else 0.0))
-    return _Load(server, head if plan.shards else 0.0, job, between)
+    moved = passes * d / speed + puts * put
+    copies = (2 * down + method.job * plan.weights) / speed + up * put
+    if not plan.shards:
+        message = machine.large if stored else machine.small
+        waited = message.round_trip - message.server - message.worker
+        return _Load(a * message.server + moved, 0.0, message.worker + copies, a * message.between, waited)
+    head, each, pieces = machine.headed, machine.sliced, math.ceil(max(down, up) / parts / PIECE)
+    calls = parts * pieces  # the shards pass on to one another what the head says: their number does not matter to it
+    waited = head.round_trip + each.round_trip - head.server - head.worker - each.server - each.worker
+    server, job = a * pieces * each.server + moved, head.worker + calls * each.worker + copies
+    return _Load(server, a * head.server, job, a * (head.between + calls * each.between), waited)
 
 
 def _cores(plan: Plan, machine: Machine, load: _Load, arrivals: float) -> dict[str, float]:
@@ -198,16 +203,22 @@ def _processes(plan: Plan, method: Footprint, machine: Machine, load: _Load, sec
     """Each kind of process, where an update takes so many seconds."""
     n, a, d, parts = plan.workers, method.arrivals, plan.weights, max(1, plan.shards)
     up, down, base = method.up * d, method.down * d, {"the process itself": machine.process}
-    freed = min(_FREED[0], _FREED[1] * (a + (a if method.own_models else 1)) / seconds)  # objects that wait for it
+    objects = (a + (a if method.own_models else 1)) / seconds
+    freed = min(_FREED, _FREED_AFTER[plan.machines == 1] * objects)  # those that wait for it
     waiting = min(n, max(1.0, a))
-    stored = down > INLINE
+    stored = down / parts > INLINE
     memory = {_WORDS.get(name, name): per_weight * d / parts for name, per_weight in method.server.items()}
     memory["initial weights"] = _INITIAL * d / parts
+    seen = 1 / parts  # of what lies in a machine's object store, which each process that uses it maps sooner or later
+    if stored and plan.machines is not None and up / parts <= PIECE:
+        seen = math.ceil(parts / plan.machines) / parts
+        if _TABLE in memory:  # gradients stay there as they came
+            memory[_TABLE] *= seen * parts
     if stored:
-        memory["models sent and kept"] = (method.models + method.down) * d / parts
-    memory["arriving messages"] = (n if plan.machines == 1 else waiting) * up / parts
+        memory["models sent and kept"] = (method.models + method.down) * d * seen
+    memory["arriving messages"] = (n if plan.machines == 1 else waiting) * up * seen
     if stored:
-        memory["freed soon"] = freed * max(up, down) / parts
+        memory["freed soon"] = freed * max(up, down) * seen
     if method.audited:
         memory["audit at the end"] = _AUDIT * d / parts
     server = Process(
@@ -236,10 +247,11 @@ def _processes(plan: Plan, method: Footprint, machine: Machine, load: _Load, sec
     return (*head, server, worker)
 
 
+_TABLE = "last gradients of the workers"
 _WORDS = {
     "weights": "weights",
     "total": "sum of gradients",
-    "table": "last gradients of the workers",
+    "table": _TABLE,
     "optimizer": "the optimiser's state",
     "undo": "copy to undo a failed step",
 }

@@ -8,7 +8,7 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -19,13 +19,14 @@ import torch
 from torch import Tensor
 
 from ..algorithms.dude import DuDe
-from ..core import Arrival, Problem, State
+from ..core import Problem
 from ..core.errors import BadInput, is_finite, shown
 from ..problems.files import cache_folder
 from ..runs.settings import Evaluation, Reporting
 from ..runs.simulate import train
 from ..storage.files import make_folder, read, write
 from ..workers.ray_fleet import RayFleet
+from ..workers.settings import FleetControl
 
 Report = Callable[[float, str], None]
 
@@ -43,7 +44,7 @@ class Message(NamedTuple):
     """Processor seconds of one job's request and answer, whatever their size, and how long both take together."""
 
     server: float
-    """In the server's process."""
+    """In the server's process, or in that of a shard."""
     worker: float
     """In the worker's process."""
     between: float
@@ -66,6 +67,10 @@ class Machine:
     """A job whose model travels in the request."""
     large: Message
     """A job whose model and answer go through Ray's object store."""
+    headed: Message
+    """A job of a server in shards, whatever their number; what the server's process takes is what its head does."""
+    sliced: Message
+    """What each shard adds to such a job, in its own process, the worker's and Ray's; and to the time that a job takes."""
     store: float
     """Bytes that a process puts into Ray's object store in a second."""
     process: float
@@ -82,7 +87,7 @@ class Machine:
             value = getattr(self, name)
             if not is_finite(value) or not value > 0:
                 raise BadInput(f"{name} is {shown(value)}; expected a number above zero.")
-        for name in ("small", "large"):
+        for name in _MESSAGES:
             if not all(is_finite(value) and value >= 0 for value in getattr(self, name)):
                 raise BadInput(f"{name} is {shown(getattr(self, name))}; expected four numbers of seconds, zero or more.")
 
@@ -92,12 +97,16 @@ class Machine:
         return float(np.interp(np.log(max(1.0, working_set)), np.log(COPIED), speeds))
 
 
+_MESSAGES = ("small", "large", "headed", "sliced")
+
 SHIPPED = Machine(
     cores=2,
     copying=(8.4e10, 8.2e10, 3.7e10, 1.9e10, 2.1e10),
     copying_together=(1.6e11, 1.6e11, 5.5e10, 4.1e10, 4.3e10),
     small=Message(0.00089, 0.00071, 0.00003, 0.0023),
     large=Message(0.0030, 0.0019, 0.0027, 0.0069),
+    headed=Message(0.0019, 0.0024, 0.0003, 0.0040),
+    sliced=Message(0.0038, 0.0027, 0.0023, 0.0040),
     store=1.1e9,
     process=3.5e8,
 )
@@ -109,7 +118,7 @@ def read_machine(path: Path) -> Machine:
     data = read(path)
     try:
         values = {field.name: json.loads(data)[field.name] for field in fields(Machine)}
-        values |= {name: Message(**values[name]) for name in ("small", "large")}
+        values |= {name: Message(**values[name]) for name in _MESSAGES}
         values |= {name: tuple(values[name]) for name in ("copying", "copying_together")}
         return Machine(**values)
     except (ValueError, TypeError, KeyError, AttributeError, BadInput) as error:
@@ -135,7 +144,7 @@ def known_machine() -> Machine:
 
 def values_of(machine: Machine) -> dict[str, Any]:
     """The constants by name, as plain values."""
-    return {**asdict(machine), "small": machine.small._asdict(), "large": machine.large._asdict()}
+    return {**asdict(machine), **{name: getattr(machine, name)._asdict() for name in _MESSAGES}}
 
 
 # --- measuring ---
@@ -148,11 +157,11 @@ def measure_machine(report: Report = lambda share, text: None, base: Machine = S
     """
     when = time.strftime("%Y-%m-%d")
     try:
-        small, large, store, process = _real(report)
+        messages, store, process = _real(report)
     except BadInput as error:
         if "not installed" not in str(error):
             raise
-        small, large, store, process = base.small, base.large, base.store, base.process
+        messages, store, process = {name: getattr(base, name) for name in _MESSAGES}, base.store, base.process
         when += ", but for Ray's messages: Ray is not installed"
     cores = os.cpu_count() or 1
     alone, together = [], []
@@ -160,8 +169,10 @@ def measure_machine(report: Report = lambda share, text: None, base: Machine = S
         report(0.7 + 0.3 * place / len(COPIED), "copying")
         alone.append(copying(size, 1))
         together.append(copying(size, cores))
-    machine = Machine(cores, tuple(alone), tuple(together), small, large, store, process, f"measured here on {when}")
-    if small == base.small:
+    machine = Machine(
+        cores, tuple(alone), tuple(together), **messages, store=store, process=process, origin=f"measured here on {when}"
+    )
+    if machine.small == base.small:
         return machine
     per_byte = 1 / store - 2 / machine.speed(4.0 * _LARGE)  # the worker copies the model, too
     return replace(machine, store=1 / max(per_byte, 1 / machine.speed(4.0 * _LARGE)))
@@ -196,7 +207,7 @@ def copying(working_set: int, threads: int) -> float:
 
 @dataclass
 class ConstantGradient(Problem):
-    """A gradient that costs nothing; its loss is the processor time of the process that gave it."""
+    """A gradient that costs nothing."""
 
     workers: int
     weights: int
@@ -209,7 +220,7 @@ class ConstantGradient(Problem):
     def gradient(self, x: Tensor, worker: int, draw: int) -> tuple[Tensor, float]:
         if self.given is None:
             self.given = torch.full((self.weights,), 0.5)
-        return self.given, time.process_time()
+        return self.given, 0.0
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
         return {"objective": 0.0, "pooled_loss": math.nan, "accuracy": math.nan, "gradient_norm": math.nan}
@@ -225,31 +236,44 @@ class Spent(NamedTuple):
     server: float
     workers: float
     between: float
+    shards: float = 0.0
+    """Of all shards of the server together."""
+    others: float = 0.0
+    """Of other programs of the machine."""
 
 
 class Stopwatch:
-    """A watch function that times the updates of a run from one version to another."""
+    """A logger of a run that times its updates from the ``first`` to the ``last``, as far as it hears of them."""
 
-    def __init__(self, first: int, last: int) -> None:
-        self._first, self._last = first, last
-        self._workers: dict[int, float] = {}  # processor time of each at its last answer
-        self._marks: dict[int, tuple[float, float, float, float]] = {}
+    def __init__(self, first: int, last: int, control: FleetControl) -> None:
+        self._first, self._last, self._control = first, last, control
+        self._marks: list[tuple[int, Spent]] = []
 
-    def __call__(self, state: State, arrival: Arrival) -> None:
-        self._workers[arrival.worker] = arrival.loss
-        if state.version in (self._first, self._last) and state.version not in self._marks:
-            spent = time.perf_counter(), time.process_time(), sum(self._workers.values()), _children_seconds()
-            self._marks[state.version] = spent
+    def __call__(self, version: int, values: Mapping[str, float]) -> None:
+        if self._first <= version <= self._last:
+            children, workers, shards = _descendants(), self._control.places.values(), self._control.shards.values()
+            of_workers, of_shards = (sum(children.get(pid, 0.0) for _, pid in kind) for kind in (workers, shards))
+            server, all_children = time.process_time(), sum(children.values())
+            between, others = all_children - of_workers - of_shards, machine_seconds() - server - all_children
+            spent = Spent(time.perf_counter(), server, of_workers, between, of_shards, others)
+            self._marks.append((version, spent))
 
     @property
     def spent(self) -> Spent:
         """What an update took."""
-        pairs = zip(self._marks[self._first], self._marks[self._last], strict=True)
-        wall, server, workers, children = ((b - a) / (self._last - self._first) for a, b in pairs)
-        return Spent(wall, server, workers, max(0.0, children - workers))
+        (first, begin), (last, end) = self._marks[0], self._marks[-1]
+        return Spent(*(max(0.0, b - a) / (last - first) for a, b in zip(begin, end, strict=True)))
 
 
-def _children_seconds() -> float:
+def machine_seconds() -> float:
+    """Processor seconds that this machine has spent for anybody, as far as the system tells."""
+    with suppress(OSError):
+        words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+        return sum(int(word) for place, word in enumerate(words[:8]) if place not in (3, 4)) / _TICKS  # idle and waiting
+    return 0.0
+
+
+def _descendants() -> dict[int, float]:
     """Processor seconds of the processes that this one has started, and of theirs, as far as the system tells."""
     parents, seconds = {}, {}
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -264,29 +288,43 @@ def _children_seconds() -> float:
                 yield child
                 yield from ours(child)
 
-    return sum(seconds[pid] for pid in ours(os.getpid()))
+    return {pid: seconds[pid] for pid in ours(os.getpid())}
 
 
-def _timed(weights: int, first: int, last: int) -> Spent:
-    """A short real run of DuDe with one worker."""
-    stopwatch = Stopwatch(first, last)
-    quiet = Reporting([stopwatch], progress=False)
-    problem, never = ConstantGradient(1, weights), Evaluation(every=10**9)
-    train(DuDe(lr=1e-6), problem, RayFleet(), updates=last + 1, evaluation=never, watch=quiet)
+def timed(weights: int, first: int, last: int, workers: int = 1, fleet: RayFleet | None = None) -> Spent:
+    """A short real run of DuDe with a gradient that costs nothing, which is timed from one update to another."""
+    fleet = fleet or RayFleet()
+    stopwatch = Stopwatch(first, last, fleet.control)
+    quiet, problem = Reporting(log=[stopwatch], progress=False), ConstantGradient(workers, weights)
+    train(DuDe(lr=1e-6), problem, fleet, updates=last + 1, evaluation=Evaluation(every=10**9), watch=quiet)
     return stopwatch.spent
 
 
-def _real(report: Report) -> tuple[Message, Message, float, float]:
-    """What messages cost of both sizes, how fast answers are put into the store, copies of the model included."""
+def _real(report: Report) -> tuple[dict[str, Message], float, float]:
+    """What messages cost, how fast answers are put into the store, copies of the model included, and a process's memory."""
     report(0.0, "messages in a request")
-    runs = {_SMALL: _timed(_SMALL, 100, 800)}
+    small = timed(_SMALL, 100, 1600)
+    report(0.15, "messages through the object store")
+    middle = timed(_MIDDLE, 100, 900)
     process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
-    report(0.25, "messages through the object store")
-    runs[_MIDDLE] = _timed(_MIDDLE, 100, 500)
-    report(0.5, "large messages")
-    runs[_LARGE] = _timed(_LARGE, 20, 120)
-    small, large = (
-        Message(spent.server, spent.workers, spent.between, spent.wall) for spent in (runs[_SMALL], runs[_MIDDLE])
-    )
-    per_byte = (runs[_LARGE].workers - runs[_MIDDLE].workers) / (4.0 * (_LARGE - _MIDDLE))
-    return small, large, 1 / max(per_byte, 1e-12), process
+    report(0.3, "large messages")
+    large = timed(_LARGE, 20, 220)
+    report(0.4, "a server in one shard")
+    one = timed(_MIDDLE, 50, 550, fleet=RayFleet(shards=1))
+    report(0.55, "a server in two shards")
+    two = timed(2 * _MIDDLE, 50, 450, fleet=RayFleet(shards=2))
+    each = Message(one.shards, *(max(0.0, b - a) for a, b in zip(_costs(one), _costs(two), strict=True)))
+    rest = (max(0.0, cost - share) for cost, share in zip(_costs(one), each[1:], strict=True))
+    messages = {
+        "small": Message(small.server, *_costs(small)),
+        "large": Message(middle.server, *_costs(middle)),
+        "headed": Message((one.server + two.server) / 2, *rest),
+        "sliced": each,
+    }
+    per_byte = (large.workers - middle.workers) / (4.0 * (_LARGE - _MIDDLE))
+    return messages, 1 / max(per_byte, 1e-12), process
+
+
+def _costs(spent: Spent) -> tuple[float, float, float]:
+    """What a job takes of a worker, of Ray and of the clock."""
+    return spent.workers, spent.between, spent.wall

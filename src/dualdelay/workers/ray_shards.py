@@ -38,6 +38,7 @@ from .messages import Array, Pushed, Reply, as_arrays, as_tensors, size_of_kept
 SHARD = "dualdelay shard "  # begins the names of our actors
 NOT_FINITE = "values that are not finite"
 _CHILDREN = 2  # shards that each one passes on to what the head says
+_IN_ANSWER = 4 << 20  # bytes of a slice up to which whoever pulls it gets it in the answer: no object to ask its owner for
 
 
 class Files(Protocol):
@@ -61,18 +62,21 @@ class AtWorker(NamedTuple):
 
 
 class _Lent(Store):
-    """Models in Ray's store, or where they are larger than a piece in the shard's own memory."""
+    """Models in Ray's store; small ones, and those that are larger than a piece, in the shard's own memory."""
 
     def __init__(self, length: int, piece: int, files: Files) -> None:
         self._length, self._piece, self._files = length, piece, files
 
     def copies(self, x: Tensor) -> bool:
-        return x.nbytes <= self._piece
+        return self._is_stored(x.nbytes)
 
     def put(self, sent: Sent) -> Any:
         import ray
 
-        return {name: ray.put(array) if array.nbytes <= self._piece else array for name, array in _arrays(sent)}
+        return {name: ray.put(array) if self._is_stored(array.nbytes) else array for name, array in _arrays(sent)}
+
+    def _is_stored(self, size: int) -> bool:
+        return _IN_ANSWER < size <= self._piece
 
     def get(self, place: Any) -> Sent:
         import ray
@@ -191,7 +195,7 @@ class ShardActor:
     # --- workers ---
 
     async def pull(self, key: int) -> dict[str, Any] | None:
-        """A model that is lent, as soon as it is: places in Ray's store by name, or how long a vector is.
+        """A model that is lent, as soon as it is, by name: its numbers, their place in Ray's store, or how many there are.
 
         None if it was dropped: whoever asks for it still was told to do something else.
         """
@@ -201,7 +205,8 @@ class ShardActor:
         place = self.shard.lent(key)
         if place is None:
             return None
-        return {name: len(part) if isinstance(part, np.ndarray) else part for name, part in place.items()}
+        limit = min(_IN_ANSWER, self._piece)
+        return {n: len(part) if isinstance(part, np.ndarray) and part.nbytes > limit else part for n, part in place.items()}
 
     async def piece(self, key: int, name: str, start: int, stop: int) -> Array | None:
         """Some numbers of a model that is lent; None if it was dropped."""
@@ -248,6 +253,12 @@ def _got(calls: Sequence[Any]) -> list[Any]:
     return answers
 
 
+def _stored(places: Sequence[Any]) -> list[Array]:
+    """Arrays, as they came or from Ray's store."""
+    fetched = iter(_got([place for place in places if not isinstance(place, np.ndarray)]))
+    return [place if isinstance(place, np.ndarray) else next(fetched) for place in places]
+
+
 def _models(calls: Sequence[Any]) -> list[Any]:
     """What shards have of a model."""
     answers = _got(calls)
@@ -275,7 +286,7 @@ class ShardLine:
         whole = {}
         for name in places[0]:
             if not self._models.get(name, True):  # what is evaluated is the weights alone, without a name
-                whole[name] = np.array(_got([places[0][name]])[0])
+                whole[name] = np.array(_stored([places[0][name]])[0])
                 continue
             whole[name] = self._fetched(key, name, [p[name] for p in places], None if fresh else self._buffers.get(name))
             if not fresh:
@@ -284,25 +295,24 @@ class ShardLine:
 
     def _fetched(self, key: int, name: str, places: Sequence[Any], out: Array | None) -> Array:
         """A vector that is lent, put together in ``out``, or in new memory."""
-        if not isinstance(places[0], int):
-            arrays = _got(places)
-            out = np.empty(self._slices.length, arrays[0].dtype) if out is None else out
-            for (start, stop), array in zip(self._slices.places, arrays, strict=True):
-                np.copyto(out[start:stop], array)
-            return out
-        step, longest = max(1, self._piece // 8), max(stop - start for start, stop in self._slices.places)
-        for first in range(0, longest, step):
-            asked = [
-                (s, a + first, min(a + first + step, b))
-                for s, (a, b) in zip(self._shards, self._slices.places, strict=True)
-            ]
-            asked = [(shard, start, stop) for shard, start, stop in asked if start < stop]
-            calls = [shard.piece.remote(key, name, first, first + stop - start) for shard, start, stop in asked]
-            for (_, start, stop), array in zip(asked, _models(calls), strict=True):
-                out = np.empty(self._slices.length, array.dtype) if out is None else out
-                np.copyto(out[start:stop], array)
+        for start, array in self._parts(key, name, places):
+            out = np.empty(self._slices.length, array.dtype) if out is None else out
+            np.copyto(out[start : start + len(array)], array)
         assert out is not None
         return out
+
+    def _parts(self, key: int, name: str, places: Sequence[Any]) -> Iterator[tuple[int, Array]]:
+        """The parts of a vector that is lent, and where they begin: slices, and pieces of those that are too large."""
+        bounds, step = self._slices.places, max(1, self._piece // 8)
+        whole = [k for k, place in enumerate(places) if not isinstance(place, int)]
+        for k, array in zip(whole, _stored([places[k] for k in whole]), strict=True):
+            yield bounds[k][0], array
+        cut = [k for k, place in enumerate(places) if isinstance(place, int)]
+        for first in range(0, max((places[k] for k in cut), default=0), step):
+            asked = [k for k in cut if first < places[k]]
+            calls = [self._shards[k].piece.remote(key, name, first, min(first + step, places[k])) for k in asked]
+            for k, array in zip(asked, _models(calls), strict=True):
+                yield bounds[k][0] + first, array
 
     def memory(self, held: Any) -> Any:
         """What this process is to keep, from where it is."""
