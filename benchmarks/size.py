@@ -31,7 +31,7 @@ from dualdelay.theory.cost import Plan, cost
 from dualdelay.theory.footprint import footprint
 from dualdelay.theory.machine import Machine, machine_seconds, measure_machine, read_machine, timed, values_of
 
-UPDATES = {50_000: (100, 900), 300_000: (100, 500), 1_000_000: (60, 360), 10_000_000: (20, 120)}  # first and last timed
+SECONDS = 10.0  # of a run
 OURS = 0.1  # of a core that others may take before it counts as busy
 
 
@@ -66,7 +66,7 @@ def run(weights: int, workers: int, shards: int) -> dict[str, float]:
     fleet = dd.RayFleet(shards=shards or None)
     peak = Peak(fleet.control)
     peak.start()
-    spent = timed(weights, *UPDATES.get(weights, (20, 120)), workers, fleet)
+    spent = timed(weights, SECONDS, workers, fleet)
     peak.over.set()
     peak.join()
     most = peak.bytes if shards else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

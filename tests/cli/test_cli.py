@@ -105,7 +105,7 @@ def test_real_workers_train_resume_and_replay_from_the_shell(tmp_path):
     flags += ("--table", "half")
     commands = [
         ("train", "dude[lr=0.05]", *flags, "--updates", "30", "--folder", run, "--json"),
-        ("resume", run, "--updates", "40", "--tensorboard", board, "--json"),
+        ("resume", run, "--updates", "40", "--fleet", "ray[cpus=0.5,shards=2]", "--tensorboard", board, "--json"),
         ("replay", run, "--json"),
         ("resume", run, "--json"),
     ]

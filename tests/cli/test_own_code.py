@@ -215,6 +215,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "a name twice": (("--import", "patient.py", "--import", "again.py"), ("'patient'", "another file")),
     "no name": (("--import", "spaces.py"), ("'two words'", "expected a word")),
     "no such function": (("--problem", "mine.py:problm"), ("mine.py has no 'problm'", "'problem'")),
+    "nothing like it": (("--problem", "mine.py:xyz"), ("mine.py has no 'xyz'", "broken", " ready")),
     "no function": (("--problem", "mine.py:"), ("names no code",)),
     "a number": (("--problem", "mine.py:number"), ("is 3", "expected a function")),
     "a function that raises": (

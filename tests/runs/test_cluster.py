@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -112,6 +113,8 @@ def when(happens: Callable[[], Any]) -> Any:
         ({"gpus": float("nan")}, "gpus is nan; expected"),
         ({"cpus": 0}, "a run claims nothing of the cluster, so that all would begin at once; give cpus or gpus"),
         ({"address": 5}, "address is 5; expected a text"),
+        ({"address": ""}, "address is ''; expected host and port"),
+        ({"address": "nonsense"}, "address is 'nonsense'; expected host and port, such as '10.0.0.5:6379', or 'auto'"),
         ({"host": None}, "host is None; expected a text"),
         ({"resources": {"large": "much"}}, "resources is {'large': 'much'}; expected how much of what by name"),
         ({"patience": -1}, "patience is -1; expected finite seconds, zero or more"),
@@ -135,11 +138,39 @@ def test_strangers_and_addresses_where_nobody_is_are_refused(monkeypatch: pytest
     ray.shutdown()
     with pytest.raises(dd.BadInput, match=r"no cluster answers at 127\.0\.0\.1:9 .*start the cluster there first"):
         swept(on=dd.Cluster("127.0.0.1:9"))
-    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_USE_TLS"):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")  # what "auto" finds
+    with pytest.raises(dd.BadInput, match=r"no cluster answers at 127\.0\.0\.1:9"):
+        swept(on=dd.Cluster("auto"))
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_USE_TLS", "RAY_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(dd.BadInput, match=r"will not use Ray at 192\.0\.2\.1:6379.*insecure=True"):
         swept(on=dd.Cluster("192.0.2.1:6379"))
+
+
+def test_a_cluster_that_is_not_found_or_turns_us_away_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+    from ray._private import services
+
+    ray.shutdown()
+
+    def refuse(*_: object, **options: object) -> None:
+        raise ConnectionError("Failed to connect to Ray cluster.")
+
+    monkeypatch.setattr(services, "get_ray_address_from_environment", refuse)
+    with pytest.raises(
+        dd.BadInput, match="the address is 'auto', and no Ray runs on this machine; start the cluster first"
+    ):
+        swept(on=dd.Cluster("auto"))
+    monkeypatch.setattr(ray, "init", refuse)
+    for name in ("RAY_AUTH_MODE", "RAY_USE_TLS"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as somebody:
+        address = f"127.0.0.1:{somebody.getsockname()[1]}"
+        with pytest.raises(
+            dd.BadInput, match=f"Ray at {address} could not be .*cluster; if it asks for a token .*RAY_AUTH_TOKEN"
+        ):
+            swept(on=dd.Cluster(address))
 
 
 def test_without_ray_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -383,6 +383,15 @@ def test_a_folder_that_exists_or_cannot_be_made_is_refused(place: str, message: 
     assert content(tmp_path) == {"letter.txt": b"dear"}
 
 
+def test_a_folder_that_may_not_be_written_to_is_refused_before_anything_is_computed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # to root everything is open
+    with pytest.raises(dd.BadInput, match=f"could not create {tmp_path}/a/run: {tmp_path} cannot be written to"):
+        usual.run(folder=tmp_path / "a" / "run")
+    assert content(tmp_path) == {}
+
+
 @pytest.mark.parametrize("mode", [0o700, 0o755])
 def test_an_empty_folder_that_exists_becomes_the_run_s_and_stays_as_private(
     mode: int, straight: Any, tmp_path: Path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from dataclasses import replace
@@ -77,15 +78,17 @@ def test_copies_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_stopwatch_divides_what_was_spent_by_the_updates_that_it_has_heard_of() -> None:
-    stopwatch = Stopwatch(10, 20, dd.FleetControl())
+    stopwatch = Stopwatch(dd.FleetControl())
     begin = time.perf_counter()
-    for version in (5, 10, 15, 20, 25):
+    for version in (0, 10, 10, 15, 20, 25):  # of what nothing was heard before or what comes last nothing counts
         stopwatch(version, {})
-        if version == 10:
+        if version == 15:
             sum(range(1_000_000))  # something to do for this process
     spent, passed = stopwatch.spent, time.perf_counter() - begin
     assert 0 < spent.wall <= passed / 10 and 0 < spent.server <= passed / 10
     assert spent.workers == spent.shards == 0.0 <= spent.between
+    with pytest.raises(dd.RunFailed, match="was heard of 0 times; expected 3 or more"):
+        _ = Stopwatch(dd.FleetControl()).spent
 
 
 def test_measuring_takes_rays_messages_from_real_runs_or_without_ray_from_what_is_known(
@@ -95,17 +98,18 @@ def test_measuring_takes_rays_messages_from_real_runs_or_without_ray_from_what_i
     spent = {1_000: Spent(0.004, 0.001, 0.002, 0.003), 50_000: Spent(0.008, 0.002, 0.003, 0.004)}
     seconds = 0.003 + 4 * 1_950_000 * (2 / 1e10 + 1 / 2e9)  # a copy of the model, and an answer put at 2e9 a second
     spent[2_000_000] = Spent(0.02, 0.01, seconds, 0.004)
-    cut = {1: Spent(0.010, 0.002, 0.004, 0.003, 0.005), 2: Spent(0.014, 0.002, 0.007, 0.005, 0.010)}  # one and two shards
+    cut = {1: Spent(0.010, 0.002, 0.004, 0.003, 0.005), 2: Spent(0.014, 0.002, 0.007, 0.005, 0.014)}  # one and two shards
 
-    def timed(weights: int, first: int, last: int, fleet: dd.RayFleet | None = None) -> Spent:
-        return spent[weights] if fleet is None else cut[fleet.shards or 0]
+    def timed(weights: int, seconds: float, workers: int, fleet: dd.RayFleet) -> Spent:
+        found = cut[fleet.shards] if fleet.shards else spent[weights]
+        return found if workers == 1 else found._replace(wall=math.nan)  # a job's time is that of one worker
 
     monkeypatch.setattr(constants, "timed", timed)
     told = []
     found = measure_machine(lambda share, text: told.append(share))
     assert found.small == Message(0.001, 0.002, 0.003, 0.004) and found.large == Message(0.002, 0.003, 0.004, 0.008)
     assert found.headed == pytest.approx(Message(0.002, 0.001, 0.001, 0.006))
-    assert found.sliced == pytest.approx(Message(0.005, 0.003, 0.002, 0.004))
+    assert found.sliced == pytest.approx(Message(0.006, 0.003, 0.002, 0.004))
     assert found.store == pytest.approx(2e9) and told == sorted(told) and "measured here" in found.origin
 
     def missing(*arguments: object, **options: object) -> Spent:

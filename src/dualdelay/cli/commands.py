@@ -89,10 +89,17 @@ def _real_workers(flags: Common, fleet: str) -> WorkerFleet | None:
         raise BadInput(f"{fleet!r} has settings; describe simulated workers by --speeds, --latency and --bandwidth.")
     if name == "simulated":
         return None
+    workers = real_fleet(fleet)
+    require_real(flags, f"--fleet {fleet}")
+    return workers
+
+
+def real_fleet(text: str) -> WorkerFleet:
+    """The real workers that a text describes."""
+    name, _ = call(text)
     if name not in REGISTRIES["fleet"]:
         raise BadInput(f"there is no fleet {name!r}; {nearest(name, ['simulated', *REGISTRIES['fleet']])}")
-    require_real(flags, f"--fleet {fleet}")
-    workers: WorkerFleet = parse("fleet", fleet)
+    workers: WorkerFleet = parse("fleet", text)
     return workers
 
 
@@ -256,7 +263,10 @@ def resume(flags: Resume) -> None:
     record = _with_own_code("resume", flags)
     trust = {"address": flags.address, "host": flags.host, "insecure": flags.insecure or None}
     with continued_by(f"dualdelay resume {folder}"), boards(flags.tensorboard) as log:
-        fleet = resuming.recorded_fleet(folder, **{name: value for name, value in trust.items() if value is not None})
+        given = {name: value for name, value in trust.items() if value is not None}
+        if flags.fleet is not None and given:
+            raise BadInput(f"--fleet and --{' and --'.join(given)} are given; expected all in one: 'ray[shards=4,...]'.")
+        fleet = resuming.recorded_fleet(folder, **given) if flags.fleet is None else real_fleet(flags.fleet)
         problem = None if flags.problem is None else shared.make_problem(flags.problem, record.seed)
         run = resuming.resume(folder, flags.updates, flags.time, problem, fleet=fleet, watch=Reporting(log=log))
     print_run(run, flags.json, "resume")

@@ -290,6 +290,8 @@ class Resume:
     imports: Imports = ()
     problem: MaybeText = None
     """The run's problem, if it is your own: mine.py:problem. It is checked by its fingerprint."""
+    fleet: MaybeText = None
+    """Real workers: go on with other settings, such as 'ray[shards=4]'; threads and ranks stay as they were."""
     address: MaybeText = None
     """Real workers: the Ray cluster to join, or 'local' for one on this machine; no folder decides."""
     host: MaybeText = None

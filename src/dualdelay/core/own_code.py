@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from .errors import BadInput, nearest, require_path, shortened, shown
+from .problem import Problem
 
 MODULES: dict[str, ModuleType] = {}  # by name: what was loaded; real workers, which may not have the files, are sent it
 
@@ -154,7 +155,7 @@ def find(text: str) -> Any:
         known = [
             key
             for key, value in vars(module).items()
-            if callable(value) and getattr(value, "__module__", "") == module.__name__
+            if isinstance(value, Problem) or (callable(value) and getattr(value, "__module__", "") == module.__name__)
         ]
         raise BadInput(f"{place} has no {shown(name)}; {nearest(name, known) if known else 'it defines no function.'}")
     return getattr(module, name)

@@ -233,7 +233,10 @@ class Evaluations:
             if version == 0 and not self._forgiving:
                 if isinstance(error, BadInput):
                     raise
-                raise BadInput(f"metric {name!r} raised {type(error).__name__} at the first model: {error}") from error
+                raise BadInput(
+                    f"metric {name!r} raised {type(error).__name__} at the first model: {error}. It is called with the "
+                    "model alone; a function of the model and a batch belongs to the problem: dd.Network(..., metrics=...)."
+                ) from error
             self._fail(f"metric {name!r}", f"{type(error).__name__}: {error}; it was switched off at version {version}")
             return math.nan
 

@@ -15,7 +15,7 @@ class EventKind(StrEnum):
     WAKE = "wake"
     LEFT = "left"
     JOINED = "joined"
-    CRASHED = "crashed"  # a worker's process was lost
+    CRASHED = "crashed"  # the process of a worker was lost, or without a worker's number that of a shard of the server
     LOST = "lost"  # with it what the worker kept
     RESTORED = "restored"  # and that was put together again
     FROZEN = "frozen"  # a worker is gone, and its last gradient goes on counting

@@ -261,7 +261,8 @@ def troubles(events: Sequence[Mapping[str, Any]]) -> list[str]:
         first, count = alike[0], len(alike)
         times = f"at time {first['time']:.4g}" if count == 1 else f"{count} times, first at time {first['time']:.4g}"
         cause = (first.get("text") or "").strip().splitlines()[-1:]  # of a traceback the last line says what it was
-        sentences.append(f"worker {worker}: {FAULTS[kind]} {times}{f': {cause[0]}' if cause else ''}")
+        what = f"worker {worker}: {FAULTS[kind]}" if worker >= 0 else "the server: a shard of it was lost"
+        sentences.append(f"{what} {times}{f': {cause[0]}' if cause else ''}")
     return sentences
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..batching.separable import why_inseparable
-from ..core import Problem
+from ..core import Algorithm, Problem
 from ..core.devices import using_precision
 from ..core.errors import BadInput
 from ..engine.fleet import Fleet
@@ -29,7 +29,8 @@ from ..workers.settings import WorkerFleet
 from ..workers.sharded import ShardedCoordinator
 from ..workers.transport import Transport
 from .names import describe
-from .settings import Compute, Reporting
+from .optimizer import Optimizer
+from .settings import Compute, Reporting, Server
 from .spec import RecordedFleet, RunSpec
 
 _SHORT = 1e-3  # seconds: a gradient that takes longer does not feel what the server does between two
@@ -77,23 +78,29 @@ def shard_plan(spec: RunSpec) -> ShardPlan | None:
     """How a run's server is cut into shards, if it is; refuses what cannot be cut."""
     if not isinstance(spec.fleet, RayFleet) or spec.fleet.shards is None:
         return None
-    name, optimizer = type(spec.algorithm).__name__, spec.optimizer
-    if spec.server.downlink is not None:
+    slices = Slices(spec.x.numel(), spec.fleet.shards)
+    require_separable(spec.algorithm, spec.problem.workers, spec.server, spec.optimizer, slices.count)
+    return ShardPlan(
+        spec.algorithm, spec.problem.workers, spec.seed, spec.optimizer, spec.server.gradient_table, slices, spec.x.dtype
+    )
+
+
+def require_separable(
+    algorithm: Algorithm[Any], workers: int, server: Server, optimizer: Optimizer | None, shards: int
+) -> None:
+    """Refuse a server that cannot be cut into shards."""
+    if server.downlink is not None:
         raise BadInput("shards and downlink are given; expected one of them: slices of models travel as they are.")
     if optimizer is not None and optimizer.own:
         raise BadInput(
             "shards are given, and the optimizer or schedule is a function, which may look at the model's tensors; "
             "expected texts, such as 'AdamW[weight_decay=0.1]'."
         )
-    slices = Slices(spec.x.numel(), spec.fleet.shards)
     for stepper in (None, optimizer) if optimizer is not None else (None,):
-        why = why_inseparable(spec.algorithm, spec.problem.workers, stepper)
-        if why:
-            what = f"the server of {name}" + ("" if stepper is None else f" with {stepper.describe()['optimizer']}")
-            raise BadInput(f"{what} cannot be cut into {slices.count} shards: {why}. Leave shards out.")
-    return ShardPlan(
-        spec.algorithm, spec.problem.workers, spec.seed, optimizer, spec.server.gradient_table, slices, spec.x.dtype
-    )
+        if why := why_inseparable(algorithm, workers, stepper):
+            named = "" if stepper is None else f" with {stepper.describe()['optimizer']}"
+            what = f"the server of {type(algorithm).__name__}{named}"
+            raise BadInput(f"{what} cannot be cut into {shards} shards: {why}. Leave shards out.")
 
 
 def require_watchable(spec: RunSpec, reporting: Reporting) -> None:

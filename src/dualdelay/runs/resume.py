@@ -16,6 +16,7 @@ from ..core.environment import changes, environment
 from ..core.errors import BadInput, RunFailed, plain_number, require_threads
 from ..engine.evaluation import Metric
 from ..engine.events import EventKind
+from ..engine.loop import Loop
 from ..engine.result import Run
 from ..engine.shard import divided
 from ..engine.sharded import ShardLost
@@ -92,7 +93,7 @@ def resume(
 
 def through_losses(member: Member, reporting: Reporting, run: Callable[[], Run]) -> Run:
     """Bring a run to its end that goes back to its last checkpoint whenever a shard of its server dies."""
-    newest, losses, notes = -1, 0, list[str]()
+    newest, lost = -1, list[str]()
     while True:
         try:
             return run()
@@ -102,12 +103,11 @@ def through_losses(member: Member, reporting: Reporting, run: Callable[[], Run])
             if place is None:
                 raise RunFailed(f"{error} Nothing was saved that it could go back to: give the run a folder.") from error
             before, newest = newest, max(place.moments(), default=-1)
-            losses = 1 if newest > before else losses + 1
-            if losses > spec.fleet.faults.restarts:
-                raise RunFailed(f"{error} That is the {losses}th time without a new checkpoint between.") from error
-            notes.append(f"{error} The server went back to its last checkpoint")
+            lost = [*([] if newest > before else lost), f"{error} The server went back to its last checkpoint"]
+            if len(lost) > spec.fleet.faults.restarts:
+                raise RunFailed(f"{error} That is the {len(lost)}th time without a new checkpoint between.") from error
             _log.warning("%s The server goes back to its last checkpoint", error)
-            run = partial(go_on, place, _afresh(spec, place), place.record(), reporting, notes)
+            run = partial(go_on, place, _afresh(spec, place), place.record(), reporting, lost)
 
 
 def _afresh(spec: RunSpec, place: Folder) -> RunSpec:
@@ -119,14 +119,14 @@ def _afresh(spec: RunSpec, place: Folder) -> RunSpec:
     return replace(spec, optimizer=optimizer)
 
 
-def go_on(place: Folder, spec: RunSpec, record: RunRecord, reporting: Reporting, told: Sequence[str] = ()) -> Run:
+def go_on(place: Folder, spec: RunSpec, record: RunRecord, reporting: Reporting, lost: Sequence[str] = ()) -> Run:
     """Continue the run in a folder, which is locked, to the ends that the specification and the record have.
 
-    ``told`` are notes on what has happened to it before.
+    ``lost`` are the shards that have died since the checkpoint, in words: its trace does not have them.
     """
     sharded = isinstance(spec.fleet, RayFleet) and spec.fleet.shards is not None
     saved, (outcome, warnings) = place.load(joined=not sharded), result_of(place)
-    ended, now, notes = "", environment(), list(told)
+    ended, now, notes = "", environment(), list[str]()
     if saved is not None and outcome is not None and outcome.get("moment") == saved.content["moment"]:
         ended = outcome["ended"] if outcome.get("config") == record.digest else ""
         if ended and spec.real:  # no worker needs to be started
@@ -138,7 +138,7 @@ def go_on(place: Folder, spec: RunSpec, record: RunRecord, reporting: Reporting,
         _log.warning("%s", warning)
     spec.require_end()
     with (
-        showing(reporting, place.path.name, spec.updates, spec.time, spec.fleet) as shown_to,
+        showing(reporting, spec.algorithm if lost else place.path.name, spec.updates, spec.time, spec.fleet) as shown_to,
         open_fleet(spec, place.path / "output") as fleet,
     ):
         loop, member = make_loop(spec, fleet), Member(spec, place)
@@ -150,6 +150,7 @@ def go_on(place: Folder, spec: RunSpec, record: RunRecord, reporting: Reporting,
                 place.write_record(record)
             with starting_workers("nothing had been saved yet") if spec.real else nullcontext():
                 loop.begin()
+            _record_losses(loop, lost)
             return Runner(loop, [member], shown_to, notes).run()
         content, rows, problems = saved
         if sharded and "shards" not in content:
@@ -171,6 +172,7 @@ def go_on(place: Folder, spec: RunSpec, record: RunRecord, reporting: Reporting,
             place.rewind(content, rows)
             if record != place.record():
                 place.write_record(record)
+        _record_losses(loop, lost)
         moved = changes(_last_environment(record, content["events"]), now)
         if moved and not ended:
             place.keep_aside(content["arrivals"])
@@ -180,6 +182,12 @@ def go_on(place: Folder, spec: RunSpec, record: RunRecord, reporting: Reporting,
                 "are not those of a run that stays where it is"
             )
         return Runner(loop, [member], shown_to, notes, resumed=not moved).run(ended)
+
+
+def _record_losses(loop: Loop, lost: Sequence[str]) -> None:
+    """Put into the trace that shards of the server have died."""
+    for text in lost:
+        loop.recorder.event(EventKind.CRASHED, loop.now, loop.state.version, text=text)
 
 
 _TRUST = {"address": None, "host": "127.0.0.1", "insecure": False}  # what no folder decides, and what is usual

@@ -141,6 +141,7 @@ def run_one(
             in_parts(spec.problem, spec.fleet.ranks)  # which refuses what several ranks cannot compute
         if path is not None:
             Folder.require_new(path)  # before anything is computed for it
+            Folder.require_possible(path)
         member = Member(spec)
         with ExitStack() as folder_lock:
             return through_losses(member, reporting, partial(_begin, member, reporting, folder_lock))

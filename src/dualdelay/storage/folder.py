@@ -105,6 +105,14 @@ class Folder:
         )
 
     @classmethod
+    def require_possible(cls, path: Path) -> None:
+        """Refuse a folder that cannot be created where it is to be, before anything is started for it."""
+        place = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
+        if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+            what = "cannot be written to" if place.is_dir() else "is no folder"
+            raise BadInput(f"could not create {path}: {place} {what}. Choose another folder.")
+
+    @classmethod
     def create(cls, path: Path, record: RunRecord, x: Tensor, fixed: Mapping[str, Tensor]) -> Folder:
         """Create and lock a folder with its record, initial weights and fixed tensors, all at once or not at all."""
         cls.require_new(path)

@@ -22,7 +22,7 @@ INLINE = 90_000
 PIECE = 2**26
 """Bytes of a shard's slice that travel at once."""
 _FREED = 100  # objects that nobody needs any more after which Ray frees them
-_FREED_AFTER = {True: 0.05, False: 1.0}  # or seconds: in a Ray that a run starts for itself on one machine, and in another
+_FREED_AFTER = {True: 0.1, False: 1.0}  # or seconds: in a Ray that a run starts for itself on one machine, and in another
 _CHECKED, _SUMMED, _INITIAL, _AUDIT = 4.0, 4.0, 4.0, 16.0  # bytes for each weight: the finite check, the checksum, ...
 
 

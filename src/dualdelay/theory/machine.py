@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..algorithms.dude import DuDe
 from ..core import Problem
-from ..core.errors import BadInput, is_finite, shown
+from ..core.errors import BadInput, RunFailed, is_finite, shown
 from ..problems.files import cache_folder
 from ..runs.settings import Evaluation, Reporting
 from ..runs.simulate import train
@@ -37,6 +37,15 @@ COPIED = (2**20, 2**23, 2**25, 2**26, 2**28)
 _SECONDS = 0.15  # for one timing of copies
 _TURNS = 5
 _SMALL, _MIDDLE, _LARGE = 1_000, 50_000, 2_000_000  # weights: in the request, just through the object store, mostly copies
+_RUNS: dict[str, tuple[int, int | None]] = {  # weights and shards
+    "messages in a request": (_SMALL, None),
+    "messages through the object store": (_MIDDLE, None),
+    "large messages": (_LARGE, None),
+    "a server in one shard": (_MIDDLE, 1),
+    "a server in two shards": (2 * _MIDDLE, 2),
+}
+_RUN = 5.5  # seconds of each
+_FEWEST = 3  # times that a run has to be heard of
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
@@ -151,7 +160,7 @@ def values_of(machine: Machine) -> dict[str, Any]:
 
 
 def measure_machine(report: Report = lambda share, text: None, base: Machine = SHIPPED) -> Machine:
-    """Measure this machine in about a minute: how fast it copies, and what Ray's messages cost.
+    """Measure this machine in about two minutes: how fast it copies, and what Ray's messages cost.
 
     Without Ray the constants of its messages are those of ``base``.
     """
@@ -243,25 +252,29 @@ class Spent(NamedTuple):
 
 
 class Stopwatch:
-    """A logger of a run that times its updates from the ``first`` to the ``last``, as far as it hears of them."""
+    """A logger of a run that times its updates, between what it hears of first and what it hears of before the end."""
 
-    def __init__(self, first: int, last: int, control: FleetControl) -> None:
-        self._first, self._last, self._control = first, last, control
+    def __init__(self, control: FleetControl) -> None:
+        self._control = control
         self._marks: list[tuple[int, Spent]] = []
 
     def __call__(self, version: int, values: Mapping[str, float]) -> None:
-        if self._first <= version <= self._last:
-            children, workers, shards = _descendants(), self._control.places.values(), self._control.shards.values()
-            of_workers, of_shards = (sum(children.get(pid, 0.0) for _, pid in kind) for kind in (workers, shards))
-            server, all_children = time.process_time(), sum(children.values())
-            between, others = all_children - of_workers - of_shards, machine_seconds() - server - all_children
-            spent = Spent(time.perf_counter(), server, of_workers, between, of_shards, others)
+        children, workers, shards = _descendants(), self._control.places.values(), self._control.shards.values()
+        of_workers, of_shards = (sum(children.get(pid, 0.0) for _, pid in kind) for kind in (workers, shards))
+        server, all_children = time.process_time(), sum(children.values())
+        between, others = all_children - of_workers - of_shards, machine_seconds() - server - all_children
+        spent = Spent(time.perf_counter(), server, of_workers, between, of_shards, others)
+        if version and (not self._marks or version > self._marks[-1][0]):
             self._marks.append((version, spent))
 
     @property
     def spent(self) -> Spent:
-        """What an update took."""
-        (first, begin), (last, end) = self._marks[0], self._marks[-1]
+        """What an update took; the last that was heard of is left out, for it is when the run ends."""
+        if len(self._marks) < _FEWEST:
+            raise RunFailed(
+                f"a run that was to be timed was heard of {len(self._marks)} times; expected {_FEWEST} or more."
+            )
+        (first, begin), (last, end) = self._marks[0], self._marks[-2]
         return Spent(*(max(0.0, b - a) / (last - first) for a, b in zip(begin, end, strict=True)))
 
 
@@ -291,33 +304,35 @@ def _descendants() -> dict[int, float]:
     return {pid: seconds[pid] for pid in ours(os.getpid())}
 
 
-def timed(weights: int, first: int, last: int, workers: int = 1, fleet: RayFleet | None = None) -> Spent:
-    """A short real run of DuDe with a gradient that costs nothing, which is timed from one update to another."""
-    fleet = fleet or RayFleet()
-    stopwatch = Stopwatch(first, last, fleet.control)
+def timed(weights: int, seconds: float, workers: int, fleet: RayFleet) -> Spent:
+    """A short real run of DuDe with a gradient that costs nothing."""
+    stopwatch = Stopwatch(fleet.control)
     quiet, problem = Reporting(log=[stopwatch], progress=False), ConstantGradient(workers, weights)
-    train(DuDe(lr=1e-6), problem, fleet, updates=last + 1, evaluation=Evaluation(every=10**9), watch=quiet)
+    train(DuDe(lr=1e-6), problem, fleet, time=seconds, evaluation=Evaluation(every=10**9), watch=quiet)
     return stopwatch.spent
 
 
 def _real(report: Report) -> tuple[dict[str, Message], float, float]:
-    """What messages cost, how fast answers are put into the store, copies of the model included, and a process's memory."""
-    report(0.0, "messages in a request")
-    small = timed(_SMALL, 100, 1600)
-    report(0.15, "messages through the object store")
-    middle = timed(_MIDDLE, 100, 900)
-    process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
-    report(0.3, "large messages")
-    large = timed(_LARGE, 20, 220)
-    report(0.4, "a server in one shard")
-    one = timed(_MIDDLE, 50, 550, fleet=RayFleet(shards=1))
-    report(0.55, "a server in two shards")
-    two = timed(2 * _MIDDLE, 50, 450, fleet=RayFleet(shards=2))
-    each = Message(one.shards, *(max(0.0, b - a) for a, b in zip(_costs(one), _costs(two), strict=True)))
-    rest = (max(0.0, cost - share) for cost, share in zip(_costs(one), each[1:], strict=True))
+    """What messages cost, how fast answers are put into the store, copies of the model included, and a process's memory.
+
+    Processor time is that of runs with more workers than cores: what a message takes is more where all are busy. How long a
+    job takes is that of a run with one.
+    """
+    found: dict[str, tuple[Spent, float]] = {}
+    process, busy = 0.0, 2 * (os.cpu_count() or 1)
+    for place, (name, (weights, shards)) in enumerate(_RUNS.items()):
+        report(0.7 * place / len(_RUNS), name)
+        alone, together = (timed(weights, _RUN, workers, RayFleet(shards=shards)) for workers in (1, busy))
+        found[name] = together, alone.wall
+        if shards is None and weights <= _MIDDLE:
+            process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+    (small, _), (middle, _), (large, _), (one, _), (two, _) = found.values()
+    trips = [trip for _, trip in found.values()]
+    each = Message((one.shards + two.shards / 2) / 2, *_differences((one, trips[3]), (two, trips[4])))
+    rest = (max(0.0, cost - share) for cost, share in zip((one.workers, one.between, trips[3]), each[1:], strict=True))
     messages = {
-        "small": Message(small.server, *_costs(small)),
-        "large": Message(middle.server, *_costs(middle)),
+        "small": Message(small.server, small.workers, small.between, trips[0]),
+        "large": Message(middle.server, middle.workers, middle.between, trips[1]),
         "headed": Message((one.server + two.server) / 2, *rest),
         "sliced": each,
     }
@@ -325,6 +340,7 @@ def _real(report: Report) -> tuple[dict[str, Message], float, float]:
     return messages, 1 / max(per_byte, 1e-12), process
 
 
-def _costs(spent: Spent) -> tuple[float, float, float]:
-    """What a job takes of a worker, of Ray and of the clock."""
-    return spent.workers, spent.between, spent.wall
+def _differences(one: tuple[Spent, float], two: tuple[Spent, float]) -> tuple[float, float, float]:
+    """What a second shard adds for a worker, for Ray and for the time that a job takes."""
+    (a, trip), (b, longer) = one, two
+    return max(0.0, b.workers - a.workers), max(0.0, b.between - a.between), max(0.0, longer - trip)

@@ -8,10 +8,13 @@ from typing import Any
 
 from ..core import Algorithm
 from ..core.aggregate import TableFormat
+from ..core.errors import BadInput
+from ..runs.fleets import require_separable
+from ..runs.optimizer import make_optimizer
 from ..runs.settings import DEFAULT_SERVER, Server
 from .cost import Cost, Plan, cost
 from .footprint import Footprint, footprint
-from .machine import Machine, known_machine
+from .machine import ConstantGradient, Machine, known_machine
 
 _SHARDS = (2, 4, 8, 16, 32, 64)
 _WORTH = 1.2  # times the gradients per second, or less memory at the server: what makes a change worth telling
@@ -58,10 +61,18 @@ def size(
         >>> dd.theory.size(dd.DuDe(lr=0.05), dd.theory.Plan(weights=7e9, workers=64, shards=8)).cost.updates_per_second
     """
     machine = machine or known_machine()
+    if plan.shards:
+        _require_separable(algorithm, plan.workers, server, plan.shards)
     method = footprint(algorithm, plan.workers, server, table)
     now = cost(plan, method, machine)
     changes = tuple(change for change in _changes(algorithm, plan, server, table, machine, method) if _helps(change, now))
     return Size(now, method, machine, changes)
+
+
+def _require_separable(algorithm: Algorithm[Any], workers: int, server: Server, shards: int) -> None:
+    """Refuse shards as a run would."""
+    optimizer = make_optimizer(server.optimizer, server.schedule, None, algorithm, ConstantGradient(workers, 1))
+    require_separable(algorithm, workers, server, optimizer, shards)
 
 
 def _helps(change: Change, now: Cost) -> bool:
@@ -84,12 +95,16 @@ def _changes(
 ) -> Iterator[Change]:
     """What could be done otherwise, each by itself."""
     best: Change | None = None
-    for shards in _SHARDS:
-        if plan.shards < shards <= plan.weights:
-            more = Change(f"shards={shards}", cost(replace(plan, shards=shards), method, machine))
-            if best is not None and not _is_better(more.cost, best.cost):
-                break
-            best = more
+    try:
+        _require_separable(algorithm, plan.workers, server, _SHARDS[0])
+        several = [shards for shards in _SHARDS if plan.shards < shards <= plan.weights]
+    except BadInput:
+        several = []
+    for shards in several:
+        more = Change(f"shards={shards}", cost(replace(plan, shards=shards), method, machine))
+        if best is not None and not _is_better(more.cost, best.cost):
+            break
+        best = more
     if best is not None:
         yield best
 

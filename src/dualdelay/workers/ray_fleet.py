@@ -50,7 +50,7 @@ from .messages import (
 )
 from .output import Output
 from .ray_shards import AtWorker, Files, NotThere, RayShards, ShardLine
-from .security import is_loopback, own_token, require_answer, require_here, require_same_ray, require_secure
+from .security import authenticates, is_loopback, own_token, require_answer, require_here, require_same_ray, require_secure
 from .settings import WorkerFleet
 from .transport import Transport
 from .worker import Worker
@@ -61,6 +61,10 @@ _REPEATED_BY_US = "A worker died or was killed|has been marked dead|Raylet is te
 _INLINE = 90_000  # bytes of a model up to which it travels in the request, as Ray lets 100 kB do: three times as quick
 _FREED_SOON = ("RAY_free_objects_period_milliseconds", "50")  # after a second, Ray's own, gigabytes of old messages wait
 _ACTOR = "dualdelay worker "  # begins the names of our actors
+_NO_TOKEN = (
+    "; if it asks for a token (Ray speaks of InvalidAuthToken then), set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN here as on "
+    "the cluster"
+)
 _CHECK = 0.1  # seconds between two looks at whether Ray itself is alive
 _CHECK_LIVES = 0.5  # seconds between two looks at whether processes that are not at work are alive
 _ANSWER = 2.0  # seconds in which a worker says what it keeps; that needs no computation, and the server waits
@@ -348,6 +352,8 @@ def _connect(ray: Any, address: str | None, host: str, insecure: bool, cpus: int
     place = address or host
     if place != "auto":
         require_secure(place, insecure)
+    elif cpus is not None:
+        place = address = _found()
     if cpus is None:
         require_same_ray(address, ray.get_runtime_context().gcs_address, insecure)
         return
@@ -363,7 +369,8 @@ def _connect(ray: Any, address: str | None, host: str, insecure: bool, cpus: int
             else:
                 ray.init(address, **options)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            raise BadInput(f"Ray at {place} could not be started or joined: {error}") from None
+            hint = "" if address is None or authenticates() else _NO_TOKEN
+            raise BadInput(f"Ray at {place} could not be started or joined: {str(error).rstrip('.')}{hint}.") from None
     try:
         require_here(place, ray.get_runtime_context().gcs_address)
         for node in ray.nodes():
@@ -371,6 +378,19 @@ def _connect(ray: Any, address: str | None, host: str, insecure: bool, cpus: int
     except BadInput:
         ray.shutdown()
         raise
+
+
+def _found() -> str:
+    """The address that Ray takes for 'auto': of the cluster on this machine, or what RAY_ADDRESS says."""
+    from ray._private.services import get_ray_address_from_environment
+
+    try:
+        return str(get_ray_address_from_environment("auto", None))
+    except ConnectionError:
+        raise BadInput(
+            "the address is 'auto', and no Ray runs on this machine; start the cluster first (ray start --head), give its "
+            "address, such as '10.0.0.5:6379', or leave it out ('local' on the shell) to start Ray here."
+        ) from None
 
 
 def why_never_placed(ray: Any, claims: Mapping[str, float]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..core.errors import BadInput, RunFailed, is_finite, require_zero_or_more, shortened, shown
 from .ray_fleet import join, leave, why_never_placed
+from .security import split
 
 _log = logging.getLogger("dualdelay")
 
@@ -56,6 +57,11 @@ class Cluster:
         for name, text in (("address", self.address), ("host", self.host)):
             if not isinstance(text, str) and not (text is None and name == "address"):
                 raise BadInput(f"{name} is {shown(text)}; expected a text, such as '127.0.0.1'.")
+        if self.address not in (None, "auto") and split(self.address or "")[1] is None:
+            raise BadInput(
+                f"address is {shown(self.address)}; expected host and port, such as '10.0.0.5:6379', or 'auto' for the "
+                "cluster on this machine."
+            )
         good = isinstance(self.resources, Mapping) and all(
             isinstance(name, str) and is_finite(value) and value >= 0 for name, value in self.resources.items()
         )
