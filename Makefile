@@ -23,12 +23,13 @@ demo: .venv/ready
 	    --problem 'digits[workers=10,split=label]' --speeds 'truncated_normal[std=5]' \
 	    --time 800 --folder runs/demo
 
-# Three at a time on two cores: real workers wait for one another most of the time, and all else takes the time that they leave.
+# Four at a time on two cores, the longest first: real workers wait for one another most of the time, and all else takes the time
+# that they leave.
 test: .venv/ready browser
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(MAKE) --no-print-directory -j 2 types compiled
-	$(MAKE) --no-print-directory -j 3 real runs people laws rest offered numeric
+	$(MAKE) --no-print-directory -j 4 real runs rest people laws offered numeric
 
 # what a process of tests imports is compiled once, before several at a time would each compile it for themselves
 compiled: .venv/ready
