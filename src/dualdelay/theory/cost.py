@@ -26,6 +26,11 @@ _FREED_AFTER = {True: 0.1, False: 1.0}  # or seconds: in a Ray that a run starts
 _CHECKED, _SUMMED, _INITIAL, _AUDIT = 4.0, 4.0, 4.0, 16.0  # bytes for each weight: the finite check, the checksum, ...
 
 
+_READ = (
+    12.0  # bytes for each weight that the head of shards reads: the last, the best, and those that are written at the end
+)
+
+
 @dataclass(frozen=True)
 class Plan:
     """A run that is to be: its size, and the machines and lines that it is to have."""
@@ -243,7 +248,10 @@ def _processes(plan: Plan, method: Footprint, machine: Machine, load: _Load, sec
         jobs * job,
         min(1.0, jobs * job / seconds),
     )
-    head = (Process("head", 1, dict(base), 0.0, 0.0, load.head, min(1.0, load.head / seconds)),) if plan.shards else ()
+    reads = {"initial weights": _INITIAL * d, "weights at an evaluation and at the end": _READ * d}
+    if stored:
+        reads["these on their way"] = _READ * d
+    head = (Process("head", 1, base | reads, 0.0, 0.0, load.head, min(1.0, load.head / seconds)),) if plan.shards else ()
     return (*head, server, worker)
 
 
