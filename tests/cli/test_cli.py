@@ -13,6 +13,7 @@ import dualdelay as dd
 from dualdelay.cli import commands, main
 from dualdelay.runs.names import alternatives, label, parse
 from dualdelay.storage.files import load_table, save_table
+from dualdelay.storage.folder import Folder
 from helpers import drift, operations
 
 QUADRATIC = "quadratic[centers=[[0.0],[6.0],[12.0]],noise=0.1]"
@@ -335,10 +336,18 @@ def test_bad_input_exits_with_2_and_one_error(arguments, words, capsys, inside):
     assert not list(inside.rglob("config.json")), "nothing is left behind"
 
 
-def test_a_failed_run_exits_with_1_and_with_json_the_last_line_says_why(tmp_path, capsys):
+def test_a_failed_run_exits_with_1_and_with_json_the_last_line_says_why(tmp_path, capsys, monkeypatch):
     (tmp_path / "file").write_text("")
+    monkeypatch.setattr(Folder, "require_possible", lambda path: None)  # as if the file had come later
     assert call("train", "sync[lr=0.1]", *FAST, "--updates", 3, "--folder", tmp_path / "file" / "run", "--json") == 1
     out, err = capsys.readouterr()
     line = json.loads(out)
     assert (line["command"], line["exit"]) == ("train", 1)
     assert err == f"error: {line['error']}\n" and "could not create" in err
+
+
+def test_a_folder_that_cannot_be_made_is_bad_input(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert call("train", "sync[lr=0.1]", *FAST, "--updates", 3, "--folder", tmp_path / "file" / "run", "--json") == 2
+    out, err = capsys.readouterr()
+    assert json.loads(out)["exit"] == 2 and err.startswith("error: could not create") and "file is no folder" in err

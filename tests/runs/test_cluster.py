@@ -148,20 +148,14 @@ def test_strangers_and_addresses_where_nobody_is_are_refused(monkeypatch: pytest
         swept(on=dd.Cluster("192.0.2.1:6379"))
 
 
-def test_a_cluster_that_is_not_found_or_turns_us_away_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_cluster_that_turns_us_away_it_is_said_what_it_may_want(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
-    from ray._private import services
 
     ray.shutdown()
 
     def refuse(*_: object, **options: object) -> None:
         raise ConnectionError("Failed to connect to Ray cluster.")
 
-    monkeypatch.setattr(services, "get_ray_address_from_environment", refuse)
-    with pytest.raises(
-        dd.BadInput, match="the address is 'auto', and no Ray runs on this machine; start the cluster first"
-    ):
-        swept(on=dd.Cluster("auto"))
     monkeypatch.setattr(ray, "init", refuse)
     for name in ("RAY_AUTH_MODE", "RAY_USE_TLS"):
         monkeypatch.delenv(name, raising=False)

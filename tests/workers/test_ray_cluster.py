@@ -45,7 +45,9 @@ def test_no_cluster_on_this_machine_says_so(monkeypatch):
     ray.shutdown()
     monkeypatch.setattr("ray._private.services._cached_find_gcs_addresses", functools.lru_cache(set))
     monkeypatch.setattr("ray._private.services.find_bootstrap_address", lambda folder: None)
-    with pytest.raises(dd.BadInput, match="Ray at auto could not be started or joined"):
+    with pytest.raises(
+        dd.BadInput, match="the address is 'auto', and no Ray runs on this machine; start the cluster first"
+    ):
         dd.train(dd.DuDe(lr=0.1), dd.Quadratic([[0.0]]), dd.RayFleet(address="auto"), updates=1)
 
 
