@@ -28,15 +28,15 @@ demo: .venv/ready
 test: .venv/ready browser
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(MAKE) --no-print-directory -j 2 types compiled
-	$(MAKE) --no-print-directory -j 4 real runs rest people laws offered numeric
+	$(MAKE) --no-print-directory compiled
+	$(MAKE) --no-print-directory -j 4 real types runs rest people laws offered numeric
 
 # what a process of tests imports is compiled once, before several at a time would each compile it for themselves
 compiled: .venv/ready
 	$(BIN)/pytest --collect-only -qq
 
 types: .venv/ready
-	$(BIN)/mypy
+	$(AFTER_REAL) $(BIN)/mypy
 
 # real workers have deadlines: they go first, and Ray is not to put its own processes behind all others
 real: .venv/ready
