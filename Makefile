@@ -10,7 +10,7 @@ BIN := .venv/bin
 # pip would compile all of torch and Ray: a module is compiled when it is first imported, and that is kept
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test compiled types real runs laws people rest offered numeric browser docs notebooks pages dist install-test clean
+.PHONY: demo test compiled types real runs laws people server rest offered numeric browser docs notebooks pages dist install-test clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -29,14 +29,14 @@ test: .venv/ready browser
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(MAKE) --no-print-directory compiled
-	$(MAKE) --no-print-directory -j 4 real types runs rest people laws offered numeric
+	$(MAKE) --no-print-directory -j 4 real server runs rest people laws offered numeric types
 
 # what a process of tests imports is compiled once, before several at a time would each compile it for themselves
 compiled: .venv/ready
 	$(BIN)/pytest --collect-only -qq
 
 types: .venv/ready
-	$(AFTER_REAL) $(BIN)/mypy
+	$(BIN)/mypy
 
 # real workers have deadlines: they go first, and Ray is not to put its own processes behind all others
 real: .venv/ready
@@ -47,10 +47,11 @@ IN_runs := tests/runs
 IN_laws := tests/algorithms
 IN_people := tests/analysis tests/cli tests/docs tests/theory
 IN_offered := tests/packaging tests/docs/test_site.py tests/notebooks
-IN_rest := tests $(addprefix --ignore=,$(IN_runs) $(IN_laws) $(IN_people) $(IN_offered))
+IN_server := tests/batching tests/benchmarks tests/engine tests/storage tests/workers
+IN_rest := tests $(addprefix --ignore=,$(IN_runs) $(IN_laws) $(IN_people) $(IN_offered) $(IN_server))
 AFTER_REAL := nice -n 19
 
-runs laws people offered rest: .venv/ready
+runs laws people offered server rest: .venv/ready
 	$(AFTER_REAL) $(BIN)/pytest -m 'not real and not install' $(IN_$@) $(if $(filter people,$@),$(addprefix --ignore=,$(IN_offered)))
 
 # as another kind of processor; ARGUMENTS=--every-case leaves no case out

@@ -384,7 +384,7 @@ class Size:
     --memory-per-process 80e9
 
     Nothing is trained. What the method takes for each weight is counted in a small run of it, so that your own methods are
-    right, too (--import). What a machine can do is measured by --measure, in about a minute, and kept; without that the
+    right, too (--import). What a machine can do is measured by --measure, in about two minutes, and kept; without that the
     package's own numbers are used.
     """
 

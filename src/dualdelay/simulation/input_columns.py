@@ -13,7 +13,9 @@ from ..core.errors import MOST, BadInput, shown
 def floats(name: str, values: Sequence[float]) -> tuple[float, ...]:
     """Times given by the user as floats, each finite and above zero."""
     try:
-        numbers = tuple(float(value) for value in values if not isinstance(values, (str, bytes)))
+        if isinstance(values, (str, bytes)):
+            raise TypeError("a text is no list")
+        numbers = tuple(float(value) for value in values)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         raise BadInput(
             f"{name} is {shown(values)}; expected one number for each worker, such as [1.0, 2.0, 4.0]."

@@ -322,29 +322,24 @@ def _real(report: Report) -> tuple[dict[str, Message], float, float]:
     Processor time is that of runs with more workers than cores: what a message takes is more where all are busy. How long a
     job takes is that of a run with one.
     """
-    found: dict[str, tuple[Spent, float]] = {}
+    together, trips = list[Spent](), list[float]()
     process, busy = 0.0, 2 * (os.cpu_count() or 1)
     for place, (name, (weights, shards)) in enumerate(_RUNS.items()):
         report(0.7 * place / len(_RUNS), name)
-        alone, together = (timed(weights, _RUN, workers, RayFleet(shards=shards)) for workers in (1, busy))
-        found[name] = together, alone.wall
+        alone, several = (timed(weights, _RUN, workers, RayFleet(shards=shards)) for workers in (1, busy))
+        together.append(several)
+        trips.append(alone.wall)
         if shards is None and weights <= _MIDDLE:
             process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
-    (small, _), (middle, _), (large, _), (one, _), (two, _) = found.values()
-    trips = [trip for _, trip in found.values()]
-    each = Message((one.shards + two.shards / 2) / 2, *_differences((one, trips[3]), (two, trips[4])))
-    rest = (max(0.0, cost - share) for cost, share in zip((one.workers, one.between, trips[3]), each[1:], strict=True))
+    small, middle, large, one, two = together
+    of_one, of_two = ((spent.workers, spent.between, trip) for spent, trip in zip((one, two), trips[3:], strict=True))
+    added = [max(0.0, b - a) for a, b in zip(of_one, of_two, strict=True)]  # by the second shard
+    rest = [max(0.0, all_of_it - share) for all_of_it, share in zip(of_one, added, strict=True)]
     messages = {
         "small": Message(small.server, small.workers, small.between, trips[0]),
         "large": Message(middle.server, middle.workers, middle.between, trips[1]),
         "headed": Message((one.server + two.server) / 2, *rest),
-        "sliced": each,
+        "sliced": Message((one.shards + two.shards / 2) / 2, *added),
     }
     per_byte = (large.workers - middle.workers) / (4.0 * (_LARGE - _MIDDLE))
     return messages, 1 / max(per_byte, 1e-12), process
-
-
-def _differences(one: tuple[Spent, float], two: tuple[Spent, float]) -> tuple[float, float, float]:
-    """What a second shard adds for a worker, for Ray and for the time that a job takes."""
-    (a, trip), (b, longer) = one, two
-    return max(0.0, b.workers - a.workers), max(0.0, b.between - a.between), max(0.0, longer - trip)
