@@ -200,7 +200,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         for time in (0.0, -2.0, math.nan, math.inf)
     },
     "no times": (lambda: dd.FixedSpeeds([]), "times is empty"),
-    "a text": (lambda: dd.FixedSpeeds("[1,2,inf]"), r"times is '\[1,2,inf\]'; expected one number for each worker"),
+    "a text": (lambda: dd.FixedSpeeds("[1,2,inf]"), "times is '[1,2,inf]'; expected one number for each worker"),
     "a text for a time": (lambda: dd.FixedSpeeds(["a"]), "'a'"),
     "a billion workers": (lambda: dd.TruncatedNormalSpeeds(10**9), "n is 1000000000"),
     "times beyond numbers": (lambda: dd.TruncatedNormalSpeeds(500, 1e308), "std 1e+308"),
