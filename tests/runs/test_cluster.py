@@ -148,6 +148,24 @@ def test_strangers_and_addresses_where_nobody_is_are_refused(monkeypatch: pytest
         swept(on=dd.Cluster("192.0.2.1:6379"))
 
 
+@pytest.mark.parametrize("ours", [True, False])
+def test_only_tasks_that_do_not_end_are_ended_by_force_and_only_in_a_ray_that_stays(ours: bool) -> None:
+    """To force one that has just ended makes Ray abort this process: its answer completes what is no more pending."""
+    forced = []
+
+    class Ray:
+        def cancel(self, call: str, force: bool = False) -> None:
+            forced.extend([call] * force)
+
+        def wait(self, calls: list[str], num_returns: int, timeout: float) -> tuple[list[str], list[str]]:
+            return [call for call in calls if call != "hangs"], [call for call in calls if call == "hangs"]
+
+    tasks = ray_tasks.RayTasks.__new__(ray_tasks.RayTasks)
+    tasks._ray, tasks._ours, tasks._calls = Ray(), ours, {"ended": 0, "hangs": 1, "cancelled": 2}
+    tasks._stop()
+    assert forced == ([] if ours else ["hangs"])
+
+
 def test_of_a_cluster_that_turns_us_away_it_is_said_what_it_may_want(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 

@@ -247,6 +247,6 @@ class RayTasks:
                 self._ray.cancel(call)
             self._ray.wait(calls, num_returns=len(calls), timeout=_LEAVE)
         finally:  # also when somebody does not want to wait for that
-            for call in calls:
-                with suppress(Exception):  # most have ended
+            for call in [] if self._ours else self._ray.wait(calls, num_returns=len(calls), timeout=0)[1]:
+                with suppress(Exception):  # never of one that has ended: if its answer is still on the way, Ray aborts us
                     self._ray.cancel(call, force=True)
