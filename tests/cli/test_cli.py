@@ -58,6 +58,11 @@ def test_train_resume_and_replay_work_from_the_shell(tmp_path, capsys):
     uninterrupted = simulated(60, method=dd.DuDe(0.05, wait_for=2), evaluation=dd.Evaluation(every=60))
     assert np.array_equal(dd.replay(folder).x, uninterrupted.x)
 
+    assert call("resume", folder, "--fleet", "ray[shards=2]", "--address", "local") == 2
+    assert "--fleet and --address are given; expected all in one" in capsys.readouterr().err
+    assert call("resume", folder, "--fleet", "ray[shards=2]") == 2
+    assert "the run was started with simulated workers" in capsys.readouterr().err
+
     assert call("replay", folder, "--json") == 0
     counts = {"arrivals": len(uninterrupted.trace), "updates": 60, "same": True}
     assert json.loads(capsys.readouterr().out) == {"command": "replay", "folder": str(folder), **counts}
