@@ -4,6 +4,7 @@ What the server decides is tested on virtual time: test_train.py, test_faults.py
 """
 
 import time
+from dataclasses import dataclass, field
 
 import pytest
 import ray
@@ -11,9 +12,9 @@ from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
 from dualdelay.engine.half import Half
-from dualdelay.workers.ray_fleet import RayTransport
+from dualdelay.workers.ray_fleet import RayTransport, _SharedModel
 from helpers import ROUNDED, check_replay, kinds
-from real import Real, Site, kill, small_net
+from real import Real, Site, Wide, kill, small_net
 from transports import LossyRayFleet
 from virtual import RandomWeather
 
@@ -42,6 +43,51 @@ def test_a_recorded_run_replays_to_the_same_bits_whatever_becomes_of_its_message
     assert set(run.trace.bytes.tolist()) == {2 + 8}  # of two float64 a byte each, and the step
     assert set(run.trace.loss.tolist()) == {2.0} and (run.trace.seconds > 0).all()  # this problem's loss counts threads
     assert run.audit is None and run.notes == ("there is no audit: workers [1] did not say at the end what they keep",)
+    check_replay(run, tmp_path / "run", problem)
+
+
+class OthersAreFar(dict):
+    """Workers that share memory with the server, of whom those that are named here seem to be elsewhere."""
+
+    def __init__(self, *far):
+        super().__init__()
+        self.far = far
+
+    def __setitem__(self, worker, reader):
+        if worker not in self.far:
+            super().__setitem__(worker, reader)
+
+
+@dataclass(frozen=True)
+class MixedFleet(LossyRayFleet):
+    far: tuple[int, ...] = field(default=(), kw_only=True)
+    places: list = field(default_factory=list, kw_only=True)  # of each model the key of its segment, or None
+
+    def connect(self, problem, half, output, about):
+        lossy = super().connect(problem, half, output, about)
+        lossy._inner._near = OthersAreFar(*self.far)
+
+        def put(x):
+            model = lossy._inner.put(x)
+            self.places.append(model.names.key if isinstance(model, _SharedModel) else None)
+            return model
+
+        lossy.put = put
+        return lossy
+
+
+@pytest.mark.parametrize("far", [(), (1,), (0, 1)], ids=["both near", "one far", "both far"])
+def test_large_vectors_are_shared_on_one_machine_and_stored_for_others_with_the_same_bits(far, tmp_path):
+    """Whatever is lost, repeated or late: a vector stays for as long as somebody may need it, and no longer."""
+    problem, weather = Wide(), RandomWeather(2, lost=0.1, repeated=0.1, late=0.1, longest=0.1)
+    fleet = MixedFleet(weather=weather, cpus=0.5, faults=dd.FaultPolicy(resend=0.3), far=far)
+    run = dd.train(dd.DuDe(lr=2.0**-6), problem, fleet, updates=40, folder=tmp_path / "run", checkpoint_every=15)
+    assert run.version == 40 and run.audit < 1e-6 and min(weather.counts.values()) > 0
+    assert len(fleet.places) >= 40
+    if len(far) < 2:
+        assert None not in fleet.places and len(set(fleet.places)) <= 5  # segments are written to again
+    else:
+        assert set(fleet.places) == {None}
     check_replay(run, tmp_path / "run", problem)
 
 

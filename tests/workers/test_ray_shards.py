@@ -17,6 +17,7 @@ from dualdelay.engine.shard import ShardPlan
 from dualdelay.engine.sharded import ShardLost
 from dualdelay.engine.slices import Elsewhere, Slices
 from dualdelay.storage import parts
+from dualdelay.workers.messages import JobRequest, Pushed, Reply
 from dualdelay.workers.ray_fleet import _SlicedActor
 from dualdelay.workers.ray_shards import _IN_ANSWER, AtWorker, RayShards
 from helpers import check_replay, kinds
@@ -35,7 +36,7 @@ def test_slices_in_pieces_replay_to_the_same_bits_and_go_on_with_any_number_of_s
     """Gradients that are not finite or of another shape are rejected; a damaged part of a checkpoint is passed over."""
     problem, folder = Wide(spoilt=(1, 3), short=5), tmp_path / "run"
     method, server = dd.DuDe(lr=2.0**-6), dd.Server(optimizer="AdamW")
-    fleet = dd.RayFleet(cpus=0.25, shards=3, piece=SMALL)
+    fleet = dd.RayFleet(cpus=0.25, shards=3, piece=SMALL, shared_memory=False)
     with caplog.at_level(logging.WARNING):
         run = dd.train(method, problem, fleet, updates=20, folder=folder, checkpoint_every=10, server=server)
     assert run.version == 20 and set(kinds(run)) == {"rejected"} and len(fleet.control.shards) == 3
@@ -103,8 +104,34 @@ def test_slices_of_one_model_may_travel_in_different_ways(weights, piece, tmp_pa
     problem, folder = Wide(weights=weights), tmp_path / "run"
     (_, first), (second, last) = Slices(weights, 2).places
     assert 4 * first <= min(_IN_ANSWER, piece) < 4 * (last - second)
-    run = dd.train(dd.DuDe(lr=2.0**-6), problem, dd.RayFleet(cpus=0.25, shards=2, piece=piece), updates=8, folder=folder)
+    fleet = dd.RayFleet(cpus=0.25, shards=2, piece=piece, shared_memory=False)
+    run = dd.train(dd.DuDe(lr=2.0**-6), problem, fleet, updates=8, folder=folder)
     check_replay(run, folder, problem)
+
+
+@pytest.mark.parametrize("piece", [64 << 20, SMALL], ids=["whole slices", "pieces"])
+def test_a_worker_on_the_same_machine_shares_memory_with_the_shards_and_one_elsewhere_gets_the_same(piece):
+    import ray
+
+    weights = 100_000
+    plan = ShardPlan(dd.DuDe(0.5), 2, 0, None, "full", Slices(weights, 2), torch.float32)
+    shards = RayShards(ray, plan, torch.arange(float(weights)), 1, piece, parts.PartFiles())
+    near, far, gradients = shards.line(), shards.line(), torch.randn(2, weights)
+    near.meet(0)
+    shards.tell("first")
+    assert len(near._near) == 2 and not far._near
+    for worker, line in enumerate((near, far)):
+        request = JobRequest(worker, 0, 0, 0, 0, -1)
+        reply = line.push(worker, Reply(request, gradients[worker].numpy(), False, 0.0, 0.0))
+        assert reply.pushed == Pushed(4 * weights) and len(reply.value) == 1
+        shards.tell("step", [[worker, 0, 0], 0.0, 0.0, 0.0, 0, 1, 0], False, [0, 0])
+    lent = shards.lent()
+    shards.tell("keep", lent.key, None)
+    shards.flush()
+    model = near.pull(lent.key).copy()
+    assert (model == far.pull(lent.key)).all()
+    assert (torch.from_numpy(model) == torch.arange(float(weights)) - 0.5 * gradients.sum(0) / 2).all()
+    shards.close()
 
 
 def test_what_workers_keep_is_never_with_the_head(tmp_path):

@@ -132,8 +132,3 @@ def cut_part(part: Any, start: int, stop: int) -> Any:
         return Packed(stop - start, (first[..., start:stop], second))
     here = (first >= start) & (first < stop)
     return Packed(stop - start, (first[here] - start, second[here]))
-
-
-def length_of(part: Any) -> int:
-    """How many numbers a vector has as it travels."""
-    return part.length if isinstance(part, Packed) else int(part.shape[-1])

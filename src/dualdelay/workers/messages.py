@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
@@ -76,6 +76,7 @@ class Ready(NamedTuple):
     environment: dict[str, str]
     samples: int | str | None = None  # how many it has, if it was asked; a text: why it cannot say
     place: str = ""  # its site and the address that it calls from, for the record; empty: a process that was started here
+    probe: Any = None  # a name of what it shares, by which the server finds out whether it reaches that
 
 
 class Returned(NamedTuple):
@@ -154,6 +155,11 @@ def as_tensors(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value)
     return {name: as_tensors(part) for name, part in value.items()} if isinstance(value, Mapping) else value
+
+
+def each_part(value: Any, make: Callable[[Any], Any]) -> Any:
+    """What is made of a model or a message, or of each of its parts if these have names."""
+    return {name: make(part) for name, part in value.items()} if isinstance(value, dict) else make(value)
 
 
 def request_of(reply: Reply) -> JobRequest | None:

@@ -35,6 +35,7 @@ from ..engine.shard import ShardPlan
 from ..engine.slices import elsewhere
 from .group import Group, Meeting, Place, joint_environment
 from .messages import (
+    Array,
     Died,
     Evaluated,
     EvaluationRequest,
@@ -46,12 +47,14 @@ from .messages import (
     Request,
     as_arrays,
     as_tensors,
+    each_part,
     last_line,
 )
 from .output import Output
 from .ray_shards import AtWorker, Files, NotThere, RayShards, ShardLine
 from .security import authenticates, is_loopback, own_token, require_answer, require_here, require_same_ray, require_secure
 from .settings import WorkerFleet
+from .shared_memory import Name, Reader, Segments
 from .transport import Transport
 from .worker import Worker
 
@@ -94,6 +97,9 @@ class RayFleet(WorkerFleet):
     """Bytes in which models and messages travel between workers and shards."""
     store: int | None = whole(None, low=1 << 27)
     """Bytes of the object store of a Ray that is started here; None: as Ray chooses."""
+    shared_memory: bool = True
+    """Whether processes of one machine exchange models and messages through memory that they share, on Linux; otherwise
+    through Ray's object store, as processes of different machines always do."""
     insecure: bool = False
     """Join a cluster on another machine although neither token authentication nor TLS is on: anyone who reaches its
     port can run code there."""
@@ -146,12 +152,19 @@ class _Actor(Worker):
     def __repr__(self) -> str:  # Ray writes this before what the process prints
         return f"{_ACTOR}{self._worker}-{self._incarnation}"
 
-    def ready(self, count: bool) -> Ready:
-        """Its node, its process, what its bits depend on, and if that is asked its number of samples."""
+    def ready(self, count: bool, probe: Name | None) -> Ready:
+        """Its node, its process, what its bits depend on, and if that is asked its number of samples.
+
+        By the probe, a name of the server's, it finds out whether it shares memory with it.
+        """
         import ray
 
         node, samples = ray.get_runtime_context().get_node_id(), self.samples() if count else None
-        return Ready(self._worker, self._incarnation, node, os.getpid(), environment(), samples)
+        return Ready(self._worker, self._incarnation, node, os.getpid(), environment(), samples, probe=self.share(probe))
+
+    def share(self, probe: Name | None) -> Name | None:
+        """A name of this process's own, if that of the server's is one that it reaches."""
+        return None
 
     def stay(self) -> None:
         """Never return: the call fails when the process dies, at work or not."""
@@ -172,11 +185,11 @@ class _FirstRank(_Actor):
         self._places = [_place(), *places]
         return self._group.open(self._places)
 
-    def ready(self, count: bool) -> Ready:
+    def ready(self, count: bool, probe: Name | None) -> Ready:
         """As of a single process, as soon as all ranks are there."""
         self._group.join(None, _place().address)
         self._group.prepare(self._problem, self._worker)
-        return super().ready(count)._replace(environment=joint_environment(self._places))
+        return super().ready(count, probe)._replace(environment=joint_environment(self._places))
 
     def stay(self) -> None:
         self._group.stay()
@@ -214,6 +227,75 @@ def _place() -> Place:
     return Place(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), environment())
 
 
+class _Whole(Worker):
+    """A worker's process that is sent whole models. On the server's machine these and its messages are in shared memory.
+
+    To a request whose model is not there any more it gives no answer, since nobody waits for that.
+    """
+
+    _messages: Segments | None = None  # if it shares memory with the server
+    _server = Reader()
+    _model_copy: Array | None = None  # which the next one overwrites
+
+    def share(self, probe: Name | None) -> Name | None:
+        if probe is None or not self._server.reaches(probe):
+            return None
+        self._messages = Segments(readers=1)
+        return self._messages.probe()
+
+    def compute(self, request: JobRequest, x: Any, held: Any, near: bool = False) -> Reply | None:
+        """Do a job; whoever is near reads the message where it is."""
+        try:
+            reply = super().compute(request, self._read(x) if request.sequence > self._sequence else None, held)
+        except NotThere:
+            return None
+        if reply is None or reply.error or not near:
+            return reply
+        reply = reply._replace(value=each_part(reply.value, self._shared))
+        with self._turn:
+            self._reply = reply  # one that is asked for again is not put there again
+        return reply
+
+    def _shared(self, part: Any) -> Any:
+        large = isinstance(part, np.ndarray) and part.nbytes > _INLINE
+        return (self._messages.put(part) if large and self._messages is not None else None) or part
+
+    def evaluate(self, request: EvaluationRequest, x: Any) -> Evaluated | None:
+        try:
+            return super().evaluate(request, self._read(x))
+        except NotThere:
+            return None
+
+    def aside(self, request: EvaluationRequest, x: Any) -> Evaluated | None:
+        try:
+            return super().aside(request, each_part(x, self._copied))  # the job has its own model
+        except NotThere:
+            return None
+
+    def _read(self, x: Any) -> Any:
+        """A model as it was sent, in memory of this process."""
+        if isinstance(x, Name) and self._half.is_default:
+            self._model_copy = self._copied(x, self._model_copy)
+            return self._model_copy
+        return each_part(x, self._copied)
+
+    def _copied(self, part: Any, out: Array | None = None) -> Any:
+        if not isinstance(part, Name):
+            return part
+        copied = self._server.copy(part, out)
+        if copied is None:
+            raise NotThere
+        return copied
+
+
+class _WholeActor(_Whole, _Actor):
+    """A worker of a server in one process."""
+
+
+class _WholeFirstRank(_Whole, _FirstRank):
+    """A worker of a server in one process that has several ranks."""
+
+
 class _Sliced(Worker):
     """A worker's process that pulls its models from the shards of the server and pushes its messages to them.
 
@@ -223,9 +305,12 @@ class _Sliced(Worker):
 
     _line: ShardLine
 
-    def reach(self, line: ShardLine) -> None:
-        """These are the shards."""
+    def reach(self, line: ShardLine, share: bool) -> None:
+        """These are the shards, and whether memory is shared with those on this machine."""
         self._line = line
+        if share:
+            with suppress(NotThere):  # the server notices by itself that a shard is gone
+                line.meet(self._worker)
 
     def compute(self, request: JobRequest, x: Any, held: Any) -> Reply | None:
         known, start = request.sequence <= self._sequence, time.perf_counter()  # then no model is needed
@@ -405,6 +490,36 @@ def why_never_placed(ray: Any, claims: Mapping[str, float]) -> str:
     return ""
 
 
+class _SharedModel:
+    """A model in shared memory, for as long as this object is referred to; and in Ray's store if somebody far needs it."""
+
+    def __init__(self, parts: Any) -> None:
+        self._parts, self._stored = parts, None
+
+    @classmethod
+    def of(cls, arrays: Any, segments: Segments) -> _SharedModel | None:
+        """Copy a model there; None if nothing can be shared."""
+        parts = each_part(arrays, segments.lend)
+        lent = list(parts.values()) if isinstance(parts, dict) else [parts]
+        return None if None in lent else cls(parts)
+
+    @property
+    def names(self) -> Any:
+        """By what names others find it."""
+        return each_part(self._parts, lambda lent: lent.name)
+
+    @property
+    def arrays(self) -> Any:
+        """The model itself."""
+        return each_part(self._parts, lambda lent: lent.array)
+
+    def stored(self, ray: Any) -> Any:
+        """Its place in Ray's store."""
+        if self._stored is None:
+            self._stored = ray.put(self.arrays)
+        return self._stored
+
+
 class RayTransport:
     """Actors, the calls to them that are under way, and what has come back."""
 
@@ -425,6 +540,8 @@ class RayTransport:
         self._rooms: dict[int, Any] = {}  # and what was set aside for all of them
         self._broken = False  # then Ray is not to be called any more
         self._shards: RayShards | None = None  # those of the server, if it has any
+        self._segments = Segments()  # models, where workers share memory with the server
+        self._near: dict[int, Reader] = {}  # those workers, and how their messages are read
         try:
             for module in MODULES.values():  # the user's files, which the workers need not have
                 ray.cloudpickle.register_pickle_by_value(module)
@@ -500,12 +617,13 @@ class RayTransport:
         else:
             actor = self._start_ranks(worker, incarnation, options)
         if self._shards is not None:
-            actor.reach.remote(self._shards.line())
+            actor.reach.remote(self._shards.line(), fleet.shared_memory)
         self._actors[worker] = actor
         self._lives[actor.stay.options(concurrency_group="stay").remote()] = (worker, incarnation)
         count = self._problem.needs_sample_counts  # its data are then built in the thread that will use them
         ask = actor.ready if count or fleet.ranks > 1 else actor.ready.options(concurrency_group="ask")
-        self._calls[ask.remote(count)] = (worker, incarnation)
+        probe = self._segments.probe() if fleet.shared_memory else None
+        self._calls[ask.remote(count, probe)] = (worker, incarnation)
 
     def _start_ranks(self, worker: int, incarnation: int, options: dict[str, Any]) -> Any:
         """Start all processes of a worker, near one another, and have them meet; returns the first."""
@@ -531,7 +649,8 @@ class RayTransport:
     def _make(self) -> Any:
         """What makes a worker's process."""
         alone = self._fleet.ranks == 1
-        kind = (_Actor if alone else _FirstRank) if self._shards is None else (_SlicedActor if alone else _SlicedFirstRank)
+        whole, sliced = (_WholeActor, _SlicedActor) if alone else (_WholeFirstRank, _SlicedFirstRank)
+        kind = whole if self._shards is None else sliced
         return self._ray.remote(concurrency_groups={"ask": 1, "aside": 1, "stay": 1})(kind)
 
     def name_of(self, worker: int) -> str:
@@ -551,6 +670,7 @@ class RayTransport:
         return f": all {' and '.join(taken)} of the cluster are taken" if taken else ""
 
     def stop(self, worker: int) -> None:
+        self._near.pop(worker, None)
         actor = self._actors.pop(worker, None)
         if actor is not None:
             self._lives = {call: whose for call, whose in self._lives.items() if whose[0] != worker}
@@ -560,15 +680,18 @@ class RayTransport:
                 self._ray.util.remove_placement_group(self._rooms.pop(worker))
 
     def put(self, x: Sent) -> Any:
-        """Copy a model to the object store, or if it is small into each request."""
+        """Copy a model to shared memory if a worker is here, else to Ray's store, or if it is small into each request."""
         arrays = as_arrays(x)
-        return copy.deepcopy(arrays) if size_of(x) <= _INLINE else self._ray.put(arrays)
+        if size_of(x) <= _INLINE:
+            return copy.deepcopy(arrays)
+        return (_SharedModel.of(arrays, self._segments) if self._near else None) or self._ray.put(arrays)
 
     def get(self, model: Any) -> Sent:
-        inline = isinstance(model, (np.ndarray, dict))
-        if self._broken and not inline:
+        there = isinstance(model, (np.ndarray, dict, _SharedModel))
+        if self._broken and not there:
             raise RunFailed("models that were with Ray are lost with it.")
-        x: Sent = as_tensors(model if inline else self._ray.get(model))
+        arrays = model.arrays if isinstance(model, _SharedModel) else model if there else self._ray.get(model)
+        x: Sent = as_tensors(arrays)
         return x
 
     def send(self, request: Request, model: Any = None, held: Kept | None = None) -> None:
@@ -578,8 +701,11 @@ class RayTransport:
         if isinstance(request, PollRequest):
             actor.poll.options(concurrency_group="ask").remote(request)  # the answer is that to the job
             return
+        near = request.worker in self._near
+        if isinstance(model, _SharedModel):
+            model = model.names if near else model.stored(self._ray)
         if isinstance(request, JobRequest):
-            call = actor.compute.remote(request, model, as_arrays(held))
+            call = actor.compute.remote(request, model, as_arrays(held), *([True] if near else []))
         else:
             call = actor.evaluate.remote(request, model)
             if request.aside:  # only one of both will have an answer: the first waits until the job has ended
@@ -652,8 +778,29 @@ class RayTransport:
         if isinstance(notice, Ready):
             address = {node["NodeID"]: node["NodeManagerAddress"] for node in self._ray.nodes()}.get(notice.node, "")
             self._pids[f"{address} {notice.pid}"] = (worker, incarnation)
+            if notice.probe is not None and (reader := Reader()).reaches(notice.probe):
+                self._near[worker] = reader
+        elif isinstance(notice, Reply):
+            notice = self._with_message(notice)
         if notice is not None:
             self._inbox.append(notice)
+
+    def _with_message(self, reply: Reply) -> Reply | None:
+        """A reply whose message is here, if it was in the worker's memory; None if it is not there any more."""
+        reader = self._near.get(reply.request.worker)
+
+        def found(part: Any) -> Any:
+            if not isinstance(part, Name):
+                return part
+            view = None if reader is None else reader.view(part)
+            if view is None:
+                raise NotThere
+            return view
+
+        try:
+            return reply._replace(value=each_part(reply.value, found))
+        except NotThere:  # nobody waits for it: its worker has gone on, or is gone
+            return None
 
     def _died(self, worker: int, incarnation: int, exception: Exception, rank: int = 0) -> Died:
         """How a process ended, with its number, the signal as far as that is known, and where its output is."""

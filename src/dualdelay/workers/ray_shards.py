@@ -1,8 +1,9 @@
 """The shards of a server as Ray actors, and how workers pull models from them and push messages to them.
 
 The head sends what happened to the first shard, every shard passes it on to two others, and so the head's work is the same
-for any number of them. Vectors travel in pieces: what fits into one stays in Ray's store as it came, what is larger is put
-together in the shard's own memory, and the store holds a few pieces at a time.
+for any number of them. A worker and a shard on one machine exchange vectors through memory that they share. To other
+machines vectors travel in pieces: what fits into one stays in Ray's store as it came, what is larger is put together in the
+shard's own memory, and the store holds a few pieces at a time.
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ from ..core.work import Sent, expected_parts
 from ..engine.half import METHOD
 from ..engine.shard import Call, MessageName, Shard, ShardPlan, Store, cut_message, named, put_together, shard_like
 from ..engine.sharded import ShardLost
-from ..engine.slices import STAND_IN, Elsewhere, length_of, stand_ins, vectors_of
+from ..engine.slices import STAND_IN, Elsewhere, stand_ins, vectors_of
 from .messages import Array, Pushed, Reply, as_arrays, as_tensors, size_of_kept
+from .shared_memory import Lent, Name, Reader, Segments
 
 SHARD = "dualdelay shard "  # begins the names of our actors
 NOT_FINITE = "values that are not finite"
 _CHILDREN = 2  # shards that each one passes on to what the head says
+_SHARED = 90_000  # bytes of a message from which it is put into shared memory; a smaller one travels in the call
 _IN_ANSWER = 4 << 20  # bytes of a slice up to which whoever pulls it gets it in the answer: no object to ask its owner for
 
 
@@ -61,27 +64,71 @@ class AtWorker(NamedTuple):
     accepted: int
 
 
-class _Lent(Store):
-    """Models in Ray's store; small ones, and those that are larger than a piece, in the shard's own memory."""
+class _Lent:
+    """A vector that a shard lends: in memory that it shares, in Ray's store, or in its own memory alone."""
+
+    def __init__(self, array: Array | None, shared: Lent | None, stored: Any) -> None:
+        self._array, self._shared, self._stored = array, shared, stored
+
+    @property
+    def array(self) -> Array:
+        """Its numbers."""
+        import ray
+
+        if self._array is not None:
+            return self._array
+        array: Array = self._shared.array if self._shared is not None else ray.get(self._stored)
+        return array
+
+    @property
+    def name(self) -> Name | None:
+        """By what name somebody on this machine finds it, if it is shared."""
+        return None if self._shared is None else self._shared.name
+
+    def answer(self, piece: int) -> Any:
+        """For somebody who does not share it: its numbers, their place in Ray's store, or how many there are."""
+        import ray
+
+        if self._stored is not None:
+            return self._stored
+        if self.array.nbytes > piece:
+            return len(self.array)
+        if self.array.nbytes <= _IN_ANSWER:
+            return self.array if self._shared is None else np.array(self.array)  # it may be dropped before it is sent
+        self._stored = ray.put(self.array)
+        return self._stored
+
+
+class _Lending(Store):
+    """Models where workers reach them: in shared memory if some worker is on this machine.
+
+    Otherwise in Ray's store; small ones, and those that are larger than a piece, in the shard's own memory.
+    """
 
     def __init__(self, length: int, piece: int, files: Files) -> None:
         self._length, self._piece, self._files = length, piece, files
+        self.segments: Segments | None = None  # from when a worker has come that shares memory
 
     def copies(self, x: Tensor) -> bool:
-        return self._is_stored(x.nbytes)
+        return self.segments is not None or self._is_stored(x.nbytes)
 
-    def put(self, sent: Sent) -> Any:
+    def put(self, sent: Sent) -> dict[str, _Lent]:
+        return {name: self._put(array) for name, array in _arrays(sent)}
+
+    def _put(self, array: Array) -> _Lent:
         import ray
 
-        return {name: ray.put(array) if self._is_stored(array.nbytes) else array for name, array in _arrays(sent)}
+        if self.segments is not None:
+            shared = self.segments.lend(array)
+            return _Lent(np.array(array) if shared is None else None, shared, None)
+        stored = self._is_stored(array.nbytes)
+        return _Lent(None, None, ray.put(array)) if stored else _Lent(array, None, None)
 
     def _is_stored(self, size: int) -> bool:
         return _IN_ANSWER < size <= self._piece
 
-    def get(self, place: Any) -> Sent:
-        import ray
-
-        parts = {n: as_tensors(p if isinstance(p, np.ndarray) else ray.get(p)) for n, p in place.items()}
+    def get(self, place: dict[str, _Lent]) -> Sent:
+        parts = {name: as_tensors(lent.array) for name, lent in place.items()}
         return parts[""] if parts.keys() == {""} else parts
 
     def memory(self, place: AtWorker | Path, start: int, stop: int) -> dict[str, Any]:
@@ -116,6 +163,8 @@ class ShardActor:
         self._aside = ThreadPoolExecutor(1, initializer=use_threads, initargs=(threads,))  # for what waits for workers
         self._failure = ""
         self._buffers: dict[tuple[int, MessageName], dict[str, Tensor]] = {}  # messages of which pieces have come
+        self._lending = _Lending(plan.slices.length, piece, files)
+        self._near: dict[int, Reader] = {}  # workers that share memory with this process, and how their messages are read
 
     def __repr__(self) -> str:
         return f"{SHARD}{self._number}"
@@ -131,7 +180,7 @@ class ShardActor:
         import ray
 
         self._children = list(children)
-        self._shard = self._plan.shard(self._number, self._start, _Lent(self._plan.slices.length, self._piece, self._files))
+        self._shard = self._plan.shard(self._number, self._start, self._lending)
         self._start = torch.empty(0)
         return ray.get_runtime_context().get_node_id(), os.getpid()
 
@@ -194,10 +243,20 @@ class ShardActor:
 
     # --- workers ---
 
-    async def pull(self, key: int) -> dict[str, Any] | None:
-        """A model that is lent, as soon as it is, by name: its numbers, their place in Ray's store, or how many there are.
+    async def meet(self, worker: int, probe: Name) -> Name | None:
+        """A worker's process is new; if this one reaches what it shares, they share memory from now on: then a name."""
+        self._near.pop(worker, None)
+        if not (reader := Reader()).reaches(probe):
+            return None
+        self._near[worker] = reader
+        self._lending.segments = self._lending.segments or Segments()
+        return self._lending.segments.probe()
 
-        None if it was dropped: whoever asks for it still was told to do something else.
+    async def pull(self, key: int, near: bool) -> dict[str, Any] | None:
+        """A model that is lent, as soon as it is, by name: its numbers, how many there are, or where they are.
+
+        That is in shared memory for a worker that is near, or else in Ray's store. None if it was dropped: whoever asks for
+        it still was told to do something else.
         """
         if not self.shard.is_known(key):
             async with self._turn:
@@ -205,13 +264,12 @@ class ShardActor:
         place = self.shard.lent(key)
         if place is None:
             return None
-        limit = min(_IN_ANSWER, self._piece)
-        return {n: len(part) if isinstance(part, np.ndarray) and part.nbytes > limit else part for n, part in place.items()}
+        return {name: (lent.name if near else None) or lent.answer(self._piece) for name, lent in place.items()}
 
     async def piece(self, key: int, name: str, start: int, stop: int) -> Array | None:
         """Some numbers of a model that is lent; None if it was dropped."""
         place = self.shard.lent(key)
-        return None if place is None else place[name][start:stop]
+        return None if place is None else np.array(place[name].array[start:stop])
 
     async def weights(self, number: int, start: int, stop: int) -> Array:
         """Some of the current weights, after as many batches as the number says."""
@@ -221,14 +279,19 @@ class ShardActor:
 
     async def push(self, worker: int, name: MessageName, parts: Mapping[str, Any]) -> bool:
         """A worker's message, or the last of it; whether all its numbers are finite."""
-        tensors = {
-            part: unpacked(value) if isinstance(value, Packed) else as_tensors(value) for part, value in parts.items()
-        }
+        tensors = {part: self._tensor(worker, value) for part, value in parts.items()}
         whole = {**self._buffers.get((worker, name), {}), **tensors}
         for key in [key for key in self._buffers if key[0] == worker and key[1] <= name]:  # also what a dead process began
             del self._buffers[key]
         self.shard.push(worker, name, whole)
         return all(map(is_finite, whole.values()))
+
+    def _tensor(self, worker: int, value: Any) -> Tensor:
+        """A part of a worker's message, however it came."""
+        if isinstance(value, Packed):
+            return unpacked(value)
+        tensor: Tensor = as_tensors(self._near[worker].view(value) if isinstance(value, Name) else value)
+        return tensor
 
     async def push_piece(self, worker: int, name: MessageName, part: str, length: int, start: int, piece: Array) -> None:
         """Some numbers of a worker's message."""
@@ -279,22 +342,50 @@ class ShardLine:
         self._kind = np.dtype(str(plan.dtype).removeprefix("torch."))
         self._buffers: dict[str, Array] = {}
         self._files = files
+        self._near: dict[int, Reader] = {}  # shards that share memory with this process, and how it reads that
+        self._segments = Segments()  # what it shares with them
+
+    def meet(self, worker: int) -> None:
+        """Find out which shards are on this machine, for a worker whose process is new."""
+        probe = self._segments.probe()
+        if probe is not None:
+            for k, name in enumerate(_got([shard.meet.remote(worker, probe) for shard in self._shards])):
+                if name is not None and (reader := Reader()).reaches(name):
+                    self._near[k] = reader
+            self._segments = Segments(readers=len(self._near))
 
     def pull(self, key: int, fresh: bool = False) -> Any:
         """A model, put together in memory of this process, which the next one overwrites unless a ``fresh`` one is made."""
-        places = _models([shard.pull.remote(key) for shard in self._shards])
+        places = self._lent(key)
         whole = {}
         for name in places[0]:
             if not self._models.get(name, True):  # what is evaluated is the weights alone, without a name
-                whole[name] = np.array(_stored([places[0][name]])[0])
+                first = places[0][name]
+                whole[name] = self._read(0, first) if isinstance(first, Name) else np.array(_stored([first])[0])
                 continue
             whole[name] = self._fetched(key, name, [p[name] for p in places], None if fresh else self._buffers.get(name))
             if not fresh:
                 self._buffers[name] = whole[name]
         return whole[""] if whole.keys() == {""} else whole
 
+    def _lent(self, key: int) -> list[Any]:
+        """What shards lend under that key, each its slice."""
+        return _models([shard.pull.remote(key, k in self._near) for k, shard in enumerate(self._shards)])
+
+    def _read(self, shard: int, name: Name, out: Array | None = None) -> Array:
+        """A copy of what a shard shares, in ``out`` if that is given."""
+        array = self._near[shard].copy(name, out)
+        if array is None:
+            raise NotThere
+        return array
+
     def _fetched(self, key: int, name: str, places: Sequence[Any], out: Array | None) -> Array:
         """A vector that is lent, put together in ``out``, or in new memory."""
+        bounds = self._slices.places
+        shared = [(k, place) for k, place in enumerate(places) if isinstance(place, Name)]
+        for k, place in shared:
+            out = np.empty(self._slices.length, place.dtype) if out is None else out
+            self._read(k, place, out[slice(*bounds[k])])
         for start, array in self._parts(key, name, places):
             out = np.empty(self._slices.length, array.dtype) if out is None else out
             np.copyto(out[start : start + len(array)], array)
@@ -302,9 +393,9 @@ class ShardLine:
         return out
 
     def _parts(self, key: int, name: str, places: Sequence[Any]) -> Iterator[tuple[int, Array]]:
-        """The parts of a vector that is lent, and where they begin: slices, and pieces of those that are too large."""
+        """The parts of a vector that come by Ray, and where they begin: slices, and pieces of those that are too large."""
         bounds, step = self._slices.places, max(1, self._piece // 8)
-        whole = [k for k, place in enumerate(places) if not isinstance(place, int)]
+        whole = [k for k, place in enumerate(places) if not isinstance(place, (int, Name))]
         for k, array in zip(whole, _stored([places[k] for k in whole]), strict=True):
             yield bounds[k][0], array
         cut = [k for k, place in enumerate(places) if isinstance(place, int)]
@@ -322,7 +413,7 @@ class ShardLine:
         (place,) = {id(place): place for place in places.values()}.values()  # all parts are in one
         if isinstance(place, Path):
             return self._files.read(place)
-        lent = _models([shard.pull.remote(place) for shard in self._shards])
+        lent = self._lent(place)
         vectors = {name: self._fetched(place, name, [part[name] for part in lent], None) for name in lent[0]}
         return {METHOD: {**held[METHOD], **vectors}}
 
@@ -376,19 +467,38 @@ class ShardLine:
     def _send(self, worker: int, reply: Reply, message: Any) -> bool:
         name = (reply.request.incarnation, reply.request.sequence)
         cut = [cut_message(message, self._messages, *place) for place in self._slices.places]
-        large = [part for part, value in cut[0].items() if isinstance(value, np.ndarray) and value.nbytes > self._piece]
-        for part in large:
-            vectors = [parts.pop(part) for parts in cut]
-            step = max(1, self._piece // vectors[0].itemsize)
-            for start in range(0, max(map(length_of, vectors)), step):
-                calls = [
-                    shard.push_piece.remote(worker, name, part, len(vector), start, vector[start : start + step])
-                    for shard, vector in zip(self._shards, vectors, strict=True)
-                    if start < len(vector)
-                ]
-                _got(calls)
+        self._share(message, cut)
+        for part in named(message):
+            vectors = {k: p[part] for k, p in enumerate(cut) if isinstance(p[part], np.ndarray)}
+            if any(vector.nbytes > self._piece for vector in vectors.values()):
+                self._send_pieces(worker, name, part, vectors)
+                for k in vectors:
+                    del cut[k][part]
         calls = [shard.push.remote(worker, name, parts) for shard, parts in zip(self._shards, cut, strict=True)]
         return all(_got(calls))
+
+    def _share(self, message: Any, cut: Sequence[dict[str, Any]]) -> None:
+        """Put large vectors where the shards on this machine can read them, which are then sent the names alone."""
+        for part, vector in named(message).items():
+            shared = None
+            if self._near and isinstance(vector, np.ndarray) and vector.nbytes > _SHARED:
+                shared = self._segments.put(vector)
+            if shared is not None:
+                whole = (0, None) if isinstance(message, Mapping) and not self._messages[part] else None
+                for reader, k in enumerate(self._near):
+                    start, stop = whole or self._slices.places[k]
+                    cut[k][part] = shared._replace(start=start, stop=stop, reader=reader)
+
+    def _send_pieces(self, worker: int, name: MessageName, part: str, vectors: Mapping[int, Array]) -> None:
+        """Send slices of a vector that are too large to be sent at once."""
+        step = max(1, self._piece // next(iter(vectors.values())).itemsize)
+        for start in range(0, max(map(len, vectors.values())), step):
+            calls = [
+                self._shards[k].push_piece.remote(worker, name, part, len(vector), start, vector[start : start + step])
+                for k, vector in vectors.items()
+                if start < len(vector)
+            ]
+            _got(calls)
 
 
 class LentModel:
