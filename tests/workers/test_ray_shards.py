@@ -115,7 +115,7 @@ def test_a_worker_on_the_same_machine_shares_memory_with_the_shards_and_one_else
 
     weights = 100_000
     plan = ShardPlan(dd.DuDe(0.5), 2, 0, None, "full", Slices(weights, 2), torch.float32)
-    shards = RayShards(ray, plan, torch.arange(float(weights)), 1, piece, parts.PartFiles())
+    shards = RayShards(ray, plan, torch.arange(float(weights)), 1, piece, parts.PartFiles(), share=False)
     near, far, gradients = shards.line(), shards.line(), torch.randn(2, weights)
     near.meet(0)
     shards.tell("first")
@@ -131,6 +131,7 @@ def test_a_worker_on_the_same_machine_shares_memory_with_the_shards_and_one_else
     model = near.pull(lent.key).copy()
     assert (model == far.pull(lent.key)).all()
     assert (torch.from_numpy(model) == torch.arange(float(weights)) - 0.5 * gradients.sum(0) / 2).all()
+    near.close()
     shards.close()
 
 

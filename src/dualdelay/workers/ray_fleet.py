@@ -563,7 +563,7 @@ class RayTransport:
     def open_shards(self, plan: ShardPlan, x: Tensor, files: Files) -> RayShards:
         """Start the shards of a server, which workers that are started later exchange slices with."""
         fleet = self._fleet
-        self._shards = RayShards(self._ray, plan, x, fleet.server_threads, fleet.piece, files)
+        self._shards = RayShards(self._ray, plan, x, fleet.server_threads, fleet.piece, files, fleet.shared_memory)
         return self._shards
 
     def _find_essential(self) -> dict[str, int]:

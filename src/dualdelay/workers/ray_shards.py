@@ -1,15 +1,16 @@
 """The shards of a server as Ray actors, and how workers pull models from them and push messages to them.
 
-The head sends what happened to the first shard, every shard passes it on to two others, and so the head's work is the same
-for any number of them. A worker and a shard on one machine exchange vectors through memory that they share. To other
-machines vectors travel in pieces: what fits into one stays in Ray's store as it came, what is larger is put together in the
-shard's own memory, and the store holds a few pieces at a time.
+On one machine the head and the workers reach a shard by a line of their own, and vectors are in memory that they share. To
+other machines everything goes by Ray. The head then sends what happened to the first shard, every shard passes it on to two
+others, and so the head's work is the same for any number of them. Vectors travel in pieces: what fits into one stays in
+Ray's store as it came, what is larger is put together in the shard's own memory: the store holds a few pieces at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import traceback
 import warnings
 import weakref
@@ -34,11 +35,14 @@ from ..engine.half import METHOD
 from ..engine.shard import Call, MessageName, Shard, ShardPlan, Store, cut_message, named, put_together, shard_like
 from ..engine.sharded import ShardLost
 from ..engine.slices import STAND_IN, Elsewhere, stand_ins, vectors_of
+from .local_line import LineLost, LocalLine, ask_all, listen, tell_all
 from .messages import Array, Pushed, Reply, as_arrays, as_tensors, size_of_kept
-from .shared_memory import Lent, Name, Reader, Segments
+from .shared_memory import Lent, Name, Reader, Segments, name_of
 
 SHARD = "dualdelay shard "  # begins the names of our actors
 NOT_FINITE = "values that are not finite"
+_NOTICED = 10.0  # seconds in which Ray notices that a process is gone
+_HEAD = -1  # in place of a worker's number
 _CHILDREN = 2  # shards that each one passes on to what the head says
 _SHARED = 90_000  # bytes of a message from which it is put into shared memory; a smaller one travels in the call
 _IN_ANSWER = 4 << 20  # bytes of a slice up to which whoever pulls it gets it in the answer: no object to ask its owner for
@@ -165,6 +169,7 @@ class ShardActor:
         self._buffers: dict[tuple[int, MessageName], dict[str, Tensor]] = {}  # messages of which pieces have come
         self._lending = _Lending(plan.slices.length, piece, files)
         self._near: dict[int, Reader] = {}  # workers that share memory with this process, and how their messages are read
+        self._listening: tuple[str, Any] | None = None  # by what address they ask, from when one has come
 
     def __repr__(self) -> str:
         return f"{SHARD}{self._number}"
@@ -198,6 +203,9 @@ class ShardActor:
         """Do what the head says, after as many batches as the number says, and pass it on."""
         for child in self._children:
             child.tell.remote(number, calls)
+        await self._tell_here(number, calls)
+
+    async def _tell_here(self, number: int, calls: Sequence[Call]) -> None:
         await self._after(number)
         if not self._failure:
             try:
@@ -243,28 +251,43 @@ class ShardActor:
 
     # --- workers ---
 
-    async def meet(self, worker: int, probe: Name) -> Name | None:
-        """A worker's process is new; if this one reaches what it shares, they share memory from now on: then a name."""
+    async def meet(self, worker: int, probe: Name) -> tuple[Name | None, str] | None:
+        """A worker's process is new, or that of the head. If this one reaches what it shares, it is near.
+
+        Then it is told by what name it finds out whether it reaches this one, and by what address it asks from now on.
+        """
         self._near.pop(worker, None)
         if not (reader := Reader()).reaches(probe):
             return None
         self._near[worker] = reader
         self._lending.segments = self._lending.segments or Segments()
-        return self._lending.segments.probe()
+        self._listening = self._listening or await listen(
+            {"pull": self._pull_near, "push": self._push_near, "tell": self._tell_here}
+        )
+        return self._lending.segments.probe(), self._listening[0]
 
-    async def pull(self, key: int, near: bool) -> dict[str, Any] | None:
-        """A model that is lent, as soon as it is, by name: its numbers, how many there are, or where they are.
+    async def _pull_near(self, key: int) -> dict[str, Name | None] | None:
+        """The names of what is lent, if it is shared."""
+        place = await self._lent(key)
+        return None if place is None else {name: lent.name for name, lent in place.items()}
 
-        That is in shared memory for a worker that is near, or else in Ray's store. None if it was dropped: whoever asks for
-        it still was told to do something else.
+    async def _push_near(self, worker: int, name: Sequence[int], parts: Mapping[str, Sequence[Any]]) -> bool:
+        return await self.push(worker, (name[0], name[1]), {part: name_of(value) for part, value in parts.items()})
+
+    async def pull(self, key: int) -> dict[str, Any] | None:
+        """A model that is lent, as soon as it is, by name: its numbers, their place in Ray's store, or how many there are.
+
+        None if it was dropped: whoever asks for it still was told to do something else.
         """
+        place = await self._lent(key)
+        return None if place is None else {name: lent.answer(self._piece) for name, lent in place.items()}
+
+    async def _lent(self, key: int) -> dict[str, _Lent] | None:
         if not self.shard.is_known(key):
             async with self._turn:
                 await self._turn.wait_for(lambda: self.shard.is_known(key))
-        place = self.shard.lent(key)
-        if place is None:
-            return None
-        return {name: (lent.name if near else None) or lent.answer(self._piece) for name, lent in place.items()}
+        place: dict[str, _Lent] | None = self.shard.lent(key)
+        return place
 
     async def piece(self, key: int, name: str, start: int, stop: int) -> Array | None:
         """Some numbers of a model that is lent; None if it was dropped."""
@@ -342,17 +365,23 @@ class ShardLine:
         self._kind = np.dtype(str(plan.dtype).removeprefix("torch."))
         self._buffers: dict[str, Array] = {}
         self._files = files
-        self._near: dict[int, Reader] = {}  # shards that share memory with this process, and how it reads that
-        self._segments = Segments()  # what it shares with them
+        self._near: dict[int, tuple[Reader, LocalLine]] = {}  # shards on this machine: how they are read and asked
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_near": {}}  # whoever gets this has to find out by itself who is near
 
     def meet(self, worker: int) -> None:
-        """Find out which shards are on this machine, for a worker whose process is new."""
+        """Find out which shards are on this machine, for a worker whose process is new, or for the head."""
+        self._lock = threading.Lock()  # of the lines: a worker's threads ask in turns
+        self._segments = Segments()  # what is shared with the shards
         probe = self._segments.probe()
-        if probe is not None:
-            for k, name in enumerate(_got([shard.meet.remote(worker, probe) for shard in self._shards])):
-                if name is not None and (reader := Reader()).reaches(name):
-                    self._near[k] = reader
-            self._segments = Segments(readers=len(self._near))
+        if probe is None:
+            return
+        for k, found in enumerate(_got([shard.meet.remote(worker, probe) for shard in self._shards])):
+            if found is not None and found[0] is not None and (reader := Reader()).reaches(found[0]):
+                with suppress(LineLost):
+                    self._near[k] = (reader, LocalLine(found[1]))
+        self._segments = Segments(readers=len(self._near))
 
     def pull(self, key: int, fresh: bool = False) -> Any:
         """A model, put together in memory of this process, which the next one overwrites unless a ``fresh`` one is made."""
@@ -370,11 +399,41 @@ class ShardLine:
 
     def _lent(self, key: int) -> list[Any]:
         """What shards lend under that key, each its slice."""
-        return _models([shard.pull.remote(key, k in self._near) for k, shard in enumerate(self._shards)])
+        near = dict(zip(self._near, self._ask("pull", [[key]] * len(self._near)), strict=True))
+        if None in near.values():
+            raise NotThere
+        named_parts = {k: parts for k, parts in near.items() if None not in parts.values()}  # others were lent before
+        calls = [shard.pull.remote(key) for k, shard in enumerate(self._shards) if k not in named_parts]
+        far = iter(_models(calls))
+        return [
+            {name: name_of(values) for name, values in named_parts[k].items()} if k in named_parts else next(far)
+            for k in range(len(self._shards))
+        ]
+
+    def tell(self, *args: Any) -> bool:
+        """Tell the shards something, if all are on this machine and it is plain; whether that was so."""
+        lines = [line for _, line in self._near.values()]
+        return len(lines) == len(self._shards) and tell_all(lines, "tell", *args)
+
+    def close(self) -> None:
+        """Ask nothing any more."""
+        for _, line in self._near.values():
+            line.close()
+        self._near.clear()
+
+    def _ask(self, name: str, args: Sequence[Sequence[Any]]) -> list[Any]:
+        """What the shards on this machine answer, each to its own question."""
+        if not self._near:
+            return []
+        try:
+            with self._lock:
+                return ask_all([line for _, line in self._near.values()], name, args)
+        except LineLost as error:
+            raise NotThere from error
 
     def _read(self, shard: int, name: Name, out: Array | None = None) -> Array:
         """A copy of what a shard shares, in ``out`` if that is given."""
-        array = self._near[shard].copy(name, out)
+        array = self._near[shard][0].copy(name, out)
         if array is None:
             raise NotThere
         return array
@@ -474,8 +533,12 @@ class ShardLine:
                 self._send_pieces(worker, name, part, vectors)
                 for k in vectors:
                     del cut[k][part]
-        calls = [shard.push.remote(worker, name, parts) for shard, parts in zip(self._shards, cut, strict=True)]
-        return all(_got(calls))
+        near = [k for k in self._near if all(isinstance(value, Name) for value in cut[k].values())]
+        if len(near) < len(self._near):  # something small is among it, which travels in a call of Ray's
+            near = []
+        calls = [shard.push.remote(worker, name, cut[k]) for k, shard in enumerate(self._shards) if k not in near]
+        finite = self._ask("push", [[worker, name, cut[k]] for k in near]) if near else []
+        return all([*finite, *_got(calls)])
 
     def _share(self, message: Any, cut: Sequence[dict[str, Any]]) -> None:
         """Put large vectors where the shards on this machine can read them, which are then sent the names alone."""
@@ -515,7 +578,9 @@ class LentModel:
 class RayShards:
     """All shards of a run, as its head reaches them."""
 
-    def __init__(self, ray: Any, plan: ShardPlan, x: Tensor, threads: int, piece: int, files: Files) -> None:
+    def __init__(
+        self, ray: Any, plan: ShardPlan, x: Tensor, threads: int, piece: int, files: Files, share: bool = True
+    ) -> None:
         self._ray, self._plan, self._piece, self._files = ray, plan, piece, files
         self._keys = 0  # of models lent so far
         self._lent: weakref.WeakValueDictionary[int, LentModel] = weakref.WeakValueDictionary()
@@ -533,6 +598,16 @@ class RayShards:
         begun = [actor.begin.remote(those) for actor, those in zip(self.actors, children, strict=True)]
         self.places = self._answers(begun)
         self._lives = {actor.stay.remote(): k for k, actor in enumerate(self.actors)}
+        self._line = self.line()
+        if share:
+            self._meet()
+
+    def _meet(self) -> None:
+        """Find out which shards are on this machine."""
+        try:
+            self._line.meet(_HEAD)
+        except NotThere:
+            raise self._lost() from None
 
     def _hand_out(self, x: Tensor) -> None:
         """Send the shards their initial weights."""
@@ -563,10 +638,9 @@ class RayShards:
         """A model that is lent, whole."""
         self.flush()
         try:
-            sent: Sent = as_tensors(self.line().pull(key, fresh=True))
+            sent: Sent = as_tensors(self._line.pull(key, fresh=True))
         except NotThere:
-            self.check()
-            raise ShardLost("a shard of the server has died.") from None
+            raise self._lost() from None
         return sent
 
     def lent(self, key: int | None = None) -> LentModel:
@@ -607,7 +681,11 @@ class RayShards:
                 self._waiting.append(["drop", [self._released[:]]])
                 self._released.clear()
             calls, self._waiting = self._waiting, []
-            self.actors[0].tell.remote(self._sent, calls)
+            try:
+                if not self._line.tell(self._sent, calls):
+                    self.actors[0].tell.remote(self._sent, calls)
+            except LineLost:
+                raise self._lost() from None
             self._sent += 1
 
     def ask(self, name: str, *args: Any) -> list[Any]:
@@ -632,8 +710,7 @@ class RayShards:
         try:
             answers: list[Any] = self._ray.get(list(calls))
         except self._ray.exceptions.RayActorError:
-            self.check()
-            raise ShardLost("a shard of the server has died.") from None
+            raise self._lost() from None
         except self._ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, DualDelayError):  # such as a disk that is full
                 raise error.cause from None
@@ -641,6 +718,12 @@ class RayShards:
                 raise ShardLost("a worker has died while the shards of the server read what it keeps.") from None
             raise
         return answers
+
+    def _lost(self) -> ShardLost:
+        """What to say of a shard that is gone; waits until Ray knows which it is."""
+        self._ray.wait(list(self._lives), num_returns=1, timeout=_NOTICED)
+        self.check()
+        return ShardLost("a shard of the server has died.")
 
     def check(self) -> None:
         """Raise if a shard has died or failed."""
@@ -656,6 +739,7 @@ class RayShards:
 
     def close(self) -> None:
         """End all shards."""
+        self._line.close()
         for actor in self.actors:
             with suppress(Exception):
                 self._ray.kill(actor)

@@ -13,6 +13,7 @@ import mmap
 import os
 import secrets
 import weakref
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +39,12 @@ class Name(NamedTuple):
     start: int = 0  # of its last axis, what is meant begins here
     stop: int | None = None  # and ends before this
     reader: int = 0  # which of those who read it this name is for
+
+
+def name_of(values: Sequence[Any]) -> Name:
+    """A name from its values, which may have travelled as a list."""
+    name = Name(*values)
+    return name._replace(shape=tuple(name.shape))
 
 
 class Segment:
