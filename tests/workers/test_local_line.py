@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,35 +31,26 @@ class Listener:
         self.heard.append(list(values))
         return len(self.heard)
 
-    async def brood(self) -> None:
-        await asyncio.Event().wait()
-
     async def fail(self) -> None:
         raise ArithmeticError("this is too much")
 
     def open(self) -> str:
-        handlers = {"double": self.double, "note": self.note, "fail": self.fail, "brood": self.brood}
+        handlers = {"double": self.double, "note": self.note, "fail": self.fail}
         address, server = asyncio.run_coroutine_threadsafe(listen(handlers), self.loop).result()
         self.servers.append(server)
         return address
 
-    def hang_up(self) -> None:
-        """End all that waits for questions or thinks about answers."""
+    def close(self) -> None:
+        """Wait until those who are gone are noticed."""
 
         async def end() -> None:
-            tasks = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             for server in self.servers:
                 server.close()
+            await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}))
             for _ in range(3):  # sockets are closed in the next turns
                 await asyncio.sleep(0)
 
         asyncio.run_coroutine_threadsafe(end(), self.loop).result()
-
-    def close(self) -> None:
-        self.hang_up()
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join()
         self.loop.close()
@@ -107,16 +100,32 @@ def test_nobody_is_there():
         LocalLine("\0dualdelay-none")
 
 
-def test_one_who_is_gone_before_it_has_answered_is_missed():
-    with lines(1) as (listener, calls):
-        assert ask_all(calls, "note", [[1]]) == [1]
-        calls[0].send(b'["brood", [], true]\n')
-        listener.hang_up()
-        with pytest.raises(LineLost, match="gone"):
-            calls[0].hear()
-        with pytest.raises(LineLost, match="gone"):
-            for _ in range(100):
-                tell_all(calls, "note", "word" * 10_000)
+OTHER = """
+import asyncio
+from dualdelay.workers.local_line import listen
+
+async def brood():
+    await asyncio.Event().wait()
+
+async def main():
+    address, server = await listen({"brood": brood})
+    print(address[1:], flush=True)
+    await server.serve_forever()
+
+asyncio.run(main())
+"""
+
+
+def test_one_that_is_killed_before_it_has_answered_is_missed():
+    other = subprocess.Popen([sys.executable, "-c", OTHER], stdout=subprocess.PIPE, text=True)
+    line = LocalLine("\0" + other.stdout.readline().strip())
+    threading.Timer(0.2, other.kill).start()
+    with pytest.raises(LineLost, match="the process at the other end is gone"):
+        ask_all([line], "brood", [[]])
+    with pytest.raises(LineLost, match="the process at the other end is gone"):
+        tell_all([line], "brood")
+    other.communicate()
+    line.close()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can call as another user")
