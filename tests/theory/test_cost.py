@@ -22,6 +22,9 @@ MACHINE = Machine(
     large=Message(0.002, 0.001, 0.001, 0.008),
     headed=Message(0.003, 0.0005, 0.0007, 0.009),
     sliced=Message(0.002, 0.001, 0.001, 0.002),
+    shared=Message(0.0015, 0.0008, 0.0002, 0.004),
+    shared_headed=Message(0.001, 0.0003, 0.0001, 0.005),
+    shared_sliced=Message(0.0005, 0.0002, 0.0001, 0.001),
     store=5e9,
     process=1e8,
 )
@@ -39,36 +42,45 @@ def test_a_case_by_hand() -> None:
     """Ten million weights, four workers, one machine: every number of the prediction is written out."""
     found = cost(Plan(1e7, 4, machines=1), DUDE, MACHINE)
     each = SPEED / 1.5  # two cores share the memory's speed, part of the time
-    server = 0.002 + (4 + 4 + 40) * 1e7 / each + 4e7 / 5e9
-    job = 0.001 + 8e7 / each + 4e7 / 5e9
+    server = 0.0015 + (4 + 4 + 40 + 8) * 1e7 / each
+    job = 0.0008 + (8 + 8) * 1e7 / each
     assert found.server.seconds == pytest.approx(server)
-    assert found.limits["cores"] == pytest.approx((server + job + 0.001) / 2)
-    assert found.limits["workers"] == pytest.approx((job + server + 0.005) / 4)
+    assert found.limits["cores"] == pytest.approx((server + job + 0.0002) / 2)
+    assert found.limits["workers"] == pytest.approx((job + server + 0.0017) / 4)
     assert found.bottleneck == "server" and found.updates_per_second == pytest.approx(1 / server)
-    seconds = 1 / found.updates_per_second
     vectors = 4 + 8 + 16 + 4 + (16 + 4) + 16 + 16  # state, initial weights, models, arriving, audit
-    assert found.server.peak == pytest.approx(
-        1e8 + 1e7 * (vectors + 4 * 2 * 0.1 / seconds)
-    )  # freed after a tenth of a second
+    assert found.server.peak == pytest.approx(1e8 + 1e7 * vectors)
+    assert found.processes[-1].peak == pytest.approx(1e8 + 1e7 * (4 + 4 + 4 + 8))  # and two messages in shared memory
+
+
+def test_a_case_of_several_machines_by_hand() -> None:
+    """The same with a machine for each process: vectors go through Ray's object store, and are freed after a second."""
+    found = cost(Plan(1e7, 4), DUDE, MACHINE)
+    server, job = 0.002 + (4 + 4 + 40) * 1e7 / SPEED + 4e7 / 5e9, 0.001 + 8e7 / SPEED + 4e7 / 5e9
+    assert found.server.seconds == pytest.approx(server) and "cores" not in found.limits
+    assert found.limits["workers"] == pytest.approx((job + server + 0.005) / 4)
+    seconds = 1 / found.updates_per_second
+    vectors = 4 + 8 + 16 + 4 + (16 + 4) + 4 + 16  # of what arrives only what is absorbed
+    assert found.server.peak == pytest.approx(1e8 + 1e7 * (vectors + 4 * 2 * 1.0 / seconds))
 
 
 def test_a_case_with_shards_by_hand() -> None:
-    """The same in two shards: on one machine both map the whole of its object store, on two each its own half."""
+    """The same in two shards, each with its own half of everything."""
     found = cost(Plan(1e7, 4, 2, machines=1), DUDE, MACHINE)
     each = SPEED / 1.5
-    shard = 0.002 + (4 + 4 + 40) * 5e6 / each + 2e7 / 5e9
-    job = 0.0005 + 2 * 0.001 + 8e7 / each + 4e7 / 5e9
-    between = 0.0007 + 2 * 0.001
+    shard = 0.0005 + (4 + 4 + 40 + 8) * 5e6 / each
+    job = 0.0003 + 2 * 0.0002 + (8 + 8) * 1e7 / each
+    between = 0.0001 + 2 * 0.0001
     assert found.server.kind == "shard" and found.server.seconds == pytest.approx(shard)
-    assert found.limits["head"] == pytest.approx(0.003)
-    assert found.limits["cores"] == pytest.approx((2 * shard + 0.003 + job + between) / 2)
-    waited = 0.009 + 0.002 - 0.003 - 0.0005 - 0.002 - 0.001
+    assert found.limits["head"] == pytest.approx(0.001)
+    assert found.limits["cores"] == pytest.approx((2 * shard + 0.001 + job + between) / 2)
+    waited = 0.005 + 0.001 - 0.001 - 0.0003 - 0.0005 - 0.0002
     assert found.limits["workers"] == pytest.approx((job + shard + waited) / 4)
-    seconds = 1 / found.updates_per_second
-    own, stored = 4 + 8 + 4 + 16, 16 + (16 + 4) + 16 + 4 * 2 * 0.1 / seconds
-    assert found.server.peak == pytest.approx(1e8 + 1e7 * (own / 2 + stored))
+    own = 4 + 8 + 4 + 16
+    assert found.server.peak == pytest.approx(1e8 + 1e7 * (own + 16 + (16 + 4) + 16) / 2)
     assert found.processes[0].kind == "head" and found.processes[0].peak == pytest.approx(1e8 + 1e7 * (4 + 12 + 12))
     apart = cost(Plan(1e7, 4, 2), DUDE, MACHINE)
+    assert apart.server.seconds == pytest.approx(0.002 + (4 + 4 + 40) * 5e6 / SPEED + 2e7 / 5e9)
     seconds = 1 / apart.updates_per_second
     stored = 16 + (16 + 4) + 4 + 4 * 2 * 1.0 / seconds  # only what is absorbed, and a Ray that was started without us
     assert apart.server.peak == pytest.approx(1e8 + 1e7 * (own + stored) / 2)

@@ -99,9 +99,12 @@ def test_measuring_takes_rays_messages_from_real_runs_or_without_ray_from_what_i
     seconds = 0.003 + 4 * 1_950_000 * (2 / 1e10 + 1 / 2e9)  # a copy of the model, and an answer put at 2e9 a second
     spent[2_000_000] = Spent(0.02, 0.01, seconds, 0.004)
     cut = {1: Spent(0.010, 0.002, 0.004, 0.003, 0.005), 2: Spent(0.014, 0.002, 0.007, 0.005, 0.014)}  # one and two shards
+    half = {1: 0.5, 2: 0.5, None: 0.25}  # of all that, where memory is shared
 
     def timed(weights: int, seconds: float, workers: int, fleet: dd.RayFleet) -> Spent:
         found = cut[fleet.shards] if fleet.shards else spent[weights]
+        if fleet.shared_memory:
+            found = Spent(*(half[fleet.shards] * part for part in found))
         return found if workers == 1 else found._replace(wall=math.nan)  # a job's time is that of one worker
 
     monkeypatch.setattr(constants, "timed", timed)
@@ -110,6 +113,9 @@ def test_measuring_takes_rays_messages_from_real_runs_or_without_ray_from_what_i
     assert found.small == Message(0.001, 0.002, 0.003, 0.004) and found.large == Message(0.002, 0.003, 0.004, 0.008)
     assert found.headed == pytest.approx(Message(0.002, 0.001, 0.001, 0.006))
     assert found.sliced == pytest.approx(Message(0.006, 0.003, 0.002, 0.004))
+    assert found.shared == pytest.approx(Message(0.0005, 0.00075, 0.001, 0.002))
+    assert found.shared_headed == pytest.approx(Message(0.001, 0.0005, 0.0005, 0.003))
+    assert found.shared_sliced == pytest.approx(Message(0.003, 0.0015, 0.001, 0.002))
     assert found.store == pytest.approx(2e9) and told == sorted(told) and "measured here" in found.origin
 
     def missing(*arguments: object, **options: object) -> Spent:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 # optional flags: their helps say what happens without them, so none of them says "(default: None)"
 MaybeInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
@@ -58,6 +60,38 @@ Config = Annotated[
         help_behavior_hint="",
     ),
 ]
+
+_DIGITS = 30  # of a whole number that is written as 1e3 is: no flag takes as many, and 1e999999999 would fill the memory
+NUMBERS = ConstructorRegistry()  # how the words of all commands are read
+
+
+@NUMBERS.primitive_rule
+def _whole(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
+    """Whole numbers may be written as fractions are, as far as they are whole: 1e3, 2.5e3, 1000.0."""
+    if info.type is not int:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=lambda words: whole(words[0]),
+        is_instance=lambda value: type(value) is int,
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+def whole(word: str) -> int:
+    """The whole number that a word is, to the last digit; raises ValueError if it is none."""
+    try:
+        return int(word)
+    except ValueError:
+        try:
+            number = Decimal(word)
+        except InvalidOperation:
+            number = Decimal("nan")
+    if not number.is_finite() or number.adjusted() > _DIGITS or number != number.to_integral_value():
+        raise ValueError(f"{word!r} is not a whole number")
+    return int(number)
+
 
 DEFAULT_PROBLEM = "digits"
 DEFAULT_SPEEDS = "truncated_normal[std=1]"
@@ -384,7 +418,7 @@ class Size:
     --memory-per-process 80e9
 
     Nothing is trained. What the method takes for each weight is counted in a small run of it, so that your own methods are
-    right, too (--import). What a machine can do is measured by --measure, in about two minutes, and kept; without that the
+    right, too (--import). What a machine can do is measured by --measure, in about four minutes, and kept; without that the
     package's own numbers are used.
     """
 

@@ -22,7 +22,7 @@ INLINE = 90_000
 PIECE = 2**26
 """Bytes of a shard's slice that travel at once."""
 _FREED = 100  # objects that nobody needs any more after which Ray frees them
-_FREED_AFTER = {True: 0.1, False: 1.0}  # or seconds: in a Ray that a run starts for itself on one machine, and in another
+_FREED_AFTER = 1.0  # or seconds
 _CHECKED, _SUMMED, _INITIAL, _AUDIT = 4.0, 4.0, 4.0, 16.0  # bytes for each weight: the finite check, the checksum, ...
 
 
@@ -69,6 +69,11 @@ class Plan:
     def apart(self) -> bool:
         """Whether messages go through lines."""
         return self.machines is None or self.machines > 1
+
+    @property
+    def shared(self) -> bool:
+        """Whether vectors are in memory that the processes share; where some are on other machines, Ray carries all."""
+        return not self.apart
 
 
 @dataclass(frozen=True)
@@ -172,17 +177,19 @@ def _load(plan: Plan, method: Footprint, machine: Machine) -> _Load:
     d, up, down = plan.weights / parts, method.up * plan.weights, method.down * plan.weights
     alone = plan.machines is None or plan.machines >= plan.processes
     stored = down / parts > INLINE
-    speed = machine.speed(math.inf, alone=alone)  # beside the store the caches hold little
+    speed = machine.speed(math.inf, alone=alone)  # beside other vectors the caches hold little
     passes = a * (_CHECKED + method.send) + _SUMMED + method.update + (a - 1) * method.absorb
     puts = (a if method.own_models else 1) * down / parts
-    put = 1 / machine.store if stored else 0.0  # what travels in the request is not put anywhere
+    put = (2 / speed if plan.shared else 1 / machine.store) if stored else 0.0  # what is in the request is not put anywhere
     moved = passes * d / speed + puts * put
     copies = (2 * down + method.job * plan.weights) / speed + up * put
     if not plan.shards:
-        message = machine.large if stored else machine.small
+        message = (machine.shared if plan.shared else machine.large) if stored else machine.small
         waited = message.round_trip - message.server - message.worker
         return _Load(a * message.server + moved, 0.0, message.worker + copies, a * message.between, waited)
     head, each, pieces = machine.headed, machine.sliced, math.ceil(max(down, up) / parts / PIECE)
+    if plan.shared:
+        head, each, pieces = machine.shared_headed, machine.shared_sliced, 1
     calls = parts * pieces  # the shards pass on to one another what the head says: their number does not matter to it
     waited = head.round_trip + each.round_trip - head.server - head.worker - each.server - each.worker
     server, job = a * pieces * each.server + moved, head.worker + calls * each.worker + copies
@@ -209,20 +216,22 @@ def _processes(plan: Plan, method: Footprint, machine: Machine, load: _Load, sec
     n, a, d, parts = plan.workers, method.arrivals, plan.weights, max(1, plan.shards)
     up, down, base = method.up * d, method.down * d, {"the process itself": machine.process}
     objects = (a + (a if method.own_models else 1)) / seconds
-    freed = min(_FREED, _FREED_AFTER[plan.machines == 1] * objects)  # those that wait for it
+    freed = 0.0 if plan.shared else min(_FREED, _FREED_AFTER * objects)  # those that wait for it
     waiting = min(n, max(1.0, a))
     stored = down / parts > INLINE
     memory = {_WORDS.get(name, name): per_weight * d / parts for name, per_weight in method.server.items()}
     memory["initial weights"] = _INITIAL * d / parts
     seen = 1 / parts  # of what lies in a machine's object store, which each process that uses it maps sooner or later
-    if stored and plan.machines is not None and up / parts <= PIECE:
+    if stored and plan.machines is not None and not plan.shared and up / parts <= PIECE:
         seen = math.ceil(parts / plan.machines) / parts
         if _TABLE in memory:  # gradients stay there as they came
             memory[_TABLE] *= seen * parts
     if stored:
         memory["models sent and kept"] = (method.models + method.down) * d * seen
-    memory["arriving messages"] = (n if plan.machines == 1 else waiting) * up * seen
-    if stored:
+    memory["arriving messages"] = (
+        (n if plan.shared else waiting) * up * seen
+    )  # a worker has two segments: one is in a table
+    if freed:
         memory["freed soon"] = freed * max(up, down) * seen
     if method.audited:
         memory["audit at the end"] = _AUDIT * d / parts
@@ -236,7 +245,9 @@ def _processes(plan: Plan, method: Footprint, machine: Machine, load: _Load, sec
         min(1.0, load.server / seconds),
     )
     held = {"model": 4 * d, "gradient": 4 * d, "message": up, "kept for the next job": method.worker * d}
-    if stored:
+    if stored and plan.shared:
+        held["messages that the server reads"] = 2 * up
+    elif stored:
         held["model as it came"] = down
     job, jobs = load.job + plan.gradient_seconds, a / n
     worker = Process(

@@ -8,7 +8,7 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -37,14 +37,17 @@ COPIED = (2**20, 2**23, 2**25, 2**26, 2**28)
 _SECONDS = 0.15  # for one timing of copies
 _TURNS = 5
 _SMALL, _MIDDLE, _LARGE = 1_000, 50_000, 2_000_000  # weights: in the request, just through the object store, mostly copies
-_RUNS: dict[str, tuple[int, int | None]] = {  # weights and shards
-    "messages in a request": (_SMALL, None),
-    "messages through the object store": (_MIDDLE, None),
-    "large messages": (_LARGE, None),
-    "a server in one shard": (_MIDDLE, 1),
-    "a server in two shards": (2 * _MIDDLE, 2),
+_RUNS: dict[str, tuple[int, int | None, bool]] = {  # weights, shards, and whether processes share memory
+    "messages in a request": (_SMALL, None, False),
+    "messages through the object store": (_MIDDLE, None, False),
+    "large messages": (_LARGE, None, False),
+    "a server in one shard": (_MIDDLE, 1, False),
+    "a server in two shards": (2 * _MIDDLE, 2, False),
+    "messages in shared memory": (_MIDDLE, None, True),
+    "a server in one shard that shares memory": (_MIDDLE, 1, True),
+    "a server in two shards that share memory": (2 * _MIDDLE, 2, True),
 }
-_RUN = 5.5  # seconds of each
+_RUN = 4.5  # seconds of each
 _FEWEST = 3  # times that a run has to be heard of
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
@@ -80,6 +83,12 @@ class Machine:
     """A job of a server in shards, whatever their number; what the server's process takes is what its head does."""
     sliced: Message
     """What each shard adds to such a job, in its own process, the worker's and Ray's; and to the time that a job takes."""
+    shared: Message
+    """A job whose model and answer are in memory that processes of one machine share."""
+    shared_headed: Message
+    """The same as ``headed``, on one machine."""
+    shared_sliced: Message
+    """The same as ``sliced``, on one machine."""
     store: float
     """Bytes that a process puts into Ray's object store in a second."""
     process: float
@@ -110,7 +119,7 @@ class Machine:
         return first if alone else 2 / (1 / first + 1 / second)
 
 
-_MESSAGES = ("small", "large", "headed", "sliced")
+_MESSAGES = ("small", "large", "headed", "sliced", "shared", "shared_headed", "shared_sliced")
 
 SHIPPED = Machine(
     cores=2,
@@ -120,6 +129,9 @@ SHIPPED = Machine(
     large=Message(0.0031, 0.0025, 0.0024, 0.0064),
     headed=Message(0.0019, 0.0038, 0.0011, 0.0102),
     sliced=Message(0.0038, 0.0016, 0.0019, 0.0014),
+    shared=Message(0.0017, 0.0014, 0.0001, 0.0025),
+    shared_headed=Message(0.0014, 0.0015, 0.0001, 0.0030),
+    shared_sliced=Message(0.0010, 0.0004, 0.0001, 0.0010),
     store=3.0e9,
     process=3.9e8,
 )
@@ -164,7 +176,7 @@ def values_of(machine: Machine) -> dict[str, Any]:
 
 
 def measure_machine(report: Report = lambda share, text: None, base: Machine = SHIPPED) -> Machine:
-    """Measure this machine in about two minutes: how fast it copies, and what Ray's messages cost.
+    """Measure this machine in about four minutes: how fast it copies, and what Ray's messages cost.
 
     Without Ray the constants of its messages are those of ``base``.
     """
@@ -179,7 +191,7 @@ def measure_machine(report: Report = lambda share, text: None, base: Machine = S
     cores = os.cpu_count() or 1
     alone, together = [], []
     for place, size in enumerate(COPIED):
-        report(0.7 + 0.3 * place / len(COPIED), "copying")
+        report(0.8 + 0.2 * place / len(COPIED), "copying")
         alone.append(copying(size, 1))
         together.append(copying(size, cores))
     machine = Machine(
@@ -324,22 +336,30 @@ def _real(report: Report) -> tuple[dict[str, Message], float, float]:
     """
     together, trips = list[Spent](), list[float]()
     process, busy = 0.0, 2 * (os.cpu_count() or 1)
-    for place, (name, (weights, shards)) in enumerate(_RUNS.items()):
-        report(0.7 * place / len(_RUNS), name)
-        alone, several = (timed(weights, _RUN, workers, RayFleet(shards=shards)) for workers in (1, busy))
+    for place, (name, (weights, shards, share)) in enumerate(_RUNS.items()):
+        report(0.8 * place / len(_RUNS), name)
+        alone, several = (
+            timed(weights, _RUN, workers, RayFleet(shards=shards, shared_memory=share)) for workers in (1, busy)
+        )
         together.append(several)
         trips.append(alone.wall)
         if shards is None and weights <= _MIDDLE:
             process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
-    small, middle, large, one, two = together
-    of_one, of_two = ((spent.workers, spent.between, trip) for spent, trip in zip((one, two), trips[3:], strict=True))
-    added = [max(0.0, b - a) for a, b in zip(of_one, of_two, strict=True)]  # by the second shard
-    rest = [max(0.0, all_of_it - share) for all_of_it, share in zip(of_one, added, strict=True)]
+    small, middle, large, *stored, shared = together[:6]
     messages = {
-        "small": Message(small.server, small.workers, small.between, trips[0]),
-        "large": Message(middle.server, middle.workers, middle.between, trips[1]),
-        "headed": Message((one.server + two.server) / 2, *rest),
-        "sliced": Message((one.shards + two.shards / 2) / 2, *added),
+        name: Message(spent.server, spent.workers, spent.between, trip)
+        for name, spent, trip in (("small", small, trips[0]), ("large", middle, trips[1]), ("shared", shared, trips[5]))
     }
+    messages["headed"], messages["sliced"] = _of_shards(stored, trips[3:5])
+    messages["shared_headed"], messages["shared_sliced"] = _of_shards(together[6:], trips[6:])
     per_byte = (large.workers - middle.workers) / (4.0 * (_LARGE - _MIDDLE))
     return messages, 1 / max(per_byte, 1e-12), process
+
+
+def _of_shards(spent: Sequence[Spent], trips: Sequence[float]) -> tuple[Message, Message]:
+    """What a job takes whatever the number of shards, and what each of them adds, from runs with one and with two."""
+    one, two = spent
+    of_one, of_two = ((each.workers, each.between, trip) for each, trip in zip(spent, trips, strict=True))
+    added = [max(0.0, b - a) for a, b in zip(of_one, of_two, strict=True)]  # by the second shard
+    rest = [max(0.0, all_of_it - share) for all_of_it, share in zip(of_one, added, strict=True)]
+    return Message((one.server + two.server) / 2, *rest), Message((one.shards + two.shards / 2) / 2, *added)
