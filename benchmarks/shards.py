@@ -1,6 +1,7 @@
 """A sharded server against one in a single process: updates per second, memory of each process, the head's own time.
 
     python benchmarks/shards.py speed                 # 10 M weights, 4 workers, no shards, 1 and 2: about five minutes
+    python benchmarks/shards.py speed --by-ray        # the same without shared memory, as between machines
     python benchmarks/shards.py memory                # the same on two raylets: memory of every process of the server
     python benchmarks/shards.py head                  # the head's time per arrival for 2 to 64 workers, 1 to 8 shards
     python benchmarks/shards.py large --weights 1e9   # 1 G weights through an object store of 2 GB, vanilla, one worker
@@ -91,13 +92,14 @@ def train(method: dd.Algorithm[Any], problem: dd.Problem, fleet: dd.RayFleet, up
     return dd.train(method, problem, fleet, updates=updates, evaluation=NEVER, watch=reporting, **options)
 
 
-def speed(weights: int, workers: int, rounds: int, updates: int) -> None:
-    print(f"updates per second, DuDe, {weights:,} weights, {workers} workers, {os.cpu_count()} cores")
+def speed(weights: int, workers: int, rounds: int, updates: int, shared: bool) -> None:
+    how = "in shared memory" if shared else "by Ray alone"
+    print(f"updates per second, DuDe, {weights:,} weights, {workers} workers, {os.cpu_count()} cores, vectors {how}")
     rates: dict[int, list[float]] = {0: [], 1: [], 2: []}
     problem = ConstantGradient(workers, weights)
     for number in range(rounds):
         for shards in rates:
-            fleet = dd.RayFleet(cpus=0.25, shards=shards or None)
+            fleet = dd.RayFleet(cpus=0.25, shards=shards or None, shared_memory=shared)
             rates[shards].append(rate(train(dd.DuDe(lr=1e-6), problem, fleet, updates), updates // 5))
         print(f"round {number}: " + ", ".join(f"{k or 'no'} shards {v[-1]:.1f}" for k, v in rates.items()), flush=True)
     for shards in (1, 2):
@@ -159,7 +161,7 @@ def head(most_workers: int, most_shards: int, updates: int) -> None:
 
 def large(weights: int, store: int, updates: int) -> None:
     begin = time.perf_counter()
-    fleet = dd.RayFleet(cpus=0.5, shards=1, store=store)
+    fleet = dd.RayFleet(cpus=0.5, shards=1, store=store, shared_memory=False)
     run = train(dd.VanillaASGD(lr=1e-6), Weightless(1, weights), fleet, updates)
     expected = torch.zeros(1)
     for _ in range(run.version):
@@ -181,10 +183,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--updates", type=int, default=0)
     parser.add_argument("--store", type=float, default=2e9)
+    parser.add_argument("--by-ray", action="store_true", help="speed: without shared memory")
     given = parser.parse_args()
     weights = int(10e6 if math.isnan(given.weights) else given.weights)
     if given.what == "speed":
-        speed(weights, given.workers, given.rounds, given.updates or 100)
+        speed(weights, given.workers, given.rounds, given.updates or 200, not given.by_ray)
     elif given.what == "memory":
         memory(weights, given.workers, given.shards, given.updates or 40)
     elif given.what == "head":
