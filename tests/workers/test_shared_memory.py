@@ -110,6 +110,14 @@ def test_nobody_is_reached_that_is_not_there():
         assert not Reader().reaches(other) and Reader().view(other) is None and Reader().copy(other) is None
 
 
+def test_who_holds_very_many_vectors_gets_no_more_of_them():
+    segments = Segments()
+    lent = [segments.lend(ROWS) for _ in range(300)]
+    assert None not in lent[:256] and set(lent[256:]) == {None}
+    lent.clear()
+    assert segments.lend(ROWS) is not None
+
+
 def test_without_descriptors_nothing_is_shared():
     segments, before = Segments(), resource.getrlimit(resource.RLIMIT_NOFILE)
     used = len(list(Path("/proc/self/fd").iterdir()))

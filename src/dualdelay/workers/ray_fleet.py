@@ -233,11 +233,12 @@ class _Whole(Worker):
     To a request whose model is not there any more it gives no answer, since nobody waits for that.
     """
 
-    _messages: Segments | None = None  # if it shares memory with the server
-    _server = Reader()
+    _server: Reader  # of what the server shares, if it does
+    _messages: Segments | None = None  # of what is shared with it
     _model_copy: Array | None = None  # which the next one overwrites
 
     def share(self, probe: Name | None) -> Name | None:
+        self._server = Reader()
         if probe is None or not self._server.reaches(probe):
             return None
         self._messages = Segments(readers=1)

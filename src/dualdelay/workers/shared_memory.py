@@ -22,6 +22,7 @@ from .messages import Array
 
 _PAGE = 4096  # vectors begin at a multiple of it
 _KEY, _STAMP, _RELEASED = 0, 1, 2  # words of a segment's head: which it is, what is in it, what each reader is done with
+_MOST = 256  # segments that one process makes of a kind: each takes one of its file descriptors
 _WRITING = 0  # the stamp of a vector that is not whole
 
 
@@ -138,6 +139,8 @@ class Segments:
         for segment in self._segments:
             if segment.size == size and segment.is_free:
                 return segment
+        if len(self._segments) >= _MOST:
+            return None
         try:
             self._segments.append(Segment(size, self._readers))
         except (OSError, AttributeError):  # no memory or no descriptor is left, or this is not Linux
