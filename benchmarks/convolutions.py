@@ -50,10 +50,11 @@ def ours(x: Tensor, w: Tensor, b: Tensor, dy: Tensor, dot: str) -> Works:
     """The kernels themselves, as the gradient calls them."""
     from dualdelay.kernels import convolution as c
 
+    slopes = c._Slopes(dy, dy.shape[3:])
     return {
         "forward": lambda: c._correlated(x, w, b, ONE, NONE, dot),
-        "x": lambda: c._input_gradients(dy, w, x.shape[3:], ONE, NONE, dot),
-        "weight": lambda: c._weight_gradients(x, dy, (5, 5), ONE, NONE, dot),
+        "x": lambda: c._input_gradients(slopes, w, x.shape[3:], ONE, NONE, dot),
+        "weight": lambda: c._weight_gradients(x, slopes, (5, 5), ONE, NONE, dot),
     }
 
 

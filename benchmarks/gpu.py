@@ -3,6 +3,7 @@
 python benchmarks/gpu.py [single | grid | workers | runs | figure1 | profile] [networks [NAME] ...] ...
 
 ``networks`` are four that no kernel was written for: a plain loop, one run and a grid of 36 runs of each, and the floors.
+``profile`` is of LeNet, or of those of the four that are named.
 """
 
 from __future__ import annotations
@@ -89,7 +90,11 @@ def per_gradient(run: Callable[[int], Any], few: int, many: int) -> tuple[float,
 
 
 def sweeping(
-    problems: Sequence[dd.Problem], rates: Sequence[float], workers: int = 10, precision: str = "float32"
+    problems: Sequence[dd.Problem],
+    rates: Sequence[float],
+    workers: int = 10,
+    precision: str = "float32",
+    memory: float | None = None,
 ) -> Callable[[int], int]:
     """The gradients of a sweep of DuDe over step sizes and splits, as a function of the updates of each run."""
 
@@ -99,7 +104,7 @@ def sweeping(
             speeds=dd.TruncatedNormalSpeeds(n=workers, std=1.0),
             updates=updates,
             evaluation=dd.Evaluation(every=NEVER),
-            compute=dd.Compute("cuda", precision=precision),
+            compute=dd.Compute("cuda", precision=precision, memory_limit=memory),
         )
         return sum(len(r.trace) for r in made.runs if r is not None)
 
@@ -115,11 +120,16 @@ def main(parts: Sequence[str]) -> None:
     """Print what was asked for."""
     if not torch.cuda.is_available():
         sys.exit("this needs a CUDA GPU")
+    chosen = [part for part in parts if part in UNTUNED]
     if "networks" in parts:
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-        chosen = [part for part in parts if part in UNTUNED] or list(UNTUNED)
-        floors(chosen)
-        networks(chosen)
+        floors(chosen or list(UNTUNED))
+        networks(chosen or list(UNTUNED))
+    if "profile" in parts and chosen:
+        for one in (UNTUNED[name] for name in chosen):
+            samples = one.data()
+            profiled(sweeping([one.problem(samples, seed=seed) for seed in range(3)], rates(12)), 300)
+        return
     if not {"single", "grid", "runs", "workers", "figure1", "profile"} & {*parts}:
         return
     whole = data()

@@ -21,6 +21,7 @@ from helpers import operations, rounding
 pytestmark = pytest.mark.numeric
 
 OURS = {"_PoolingBackward", "_ConvolutionBackward"}
+KERNELS = OURS | {"_PooledConvolutionBackward", "_LinearBackward"}
 
 
 def randn(*shape: int, seed: int = 1) -> Tensor:
@@ -28,14 +29,16 @@ def randn(*shape: int, seed: int = 1) -> Tensor:
 
 
 def require_torchs(x: Tensor, size: tuple[int, int]) -> None:
-    """The values, and the gradients for random slopes, are those of torch to the last bit, NaN included."""
-    x = x.detach().clone().requires_grad_()
-    ours = max_pool2d(x, size)
-    theirs = functional.max_pool2d(x.flatten(0, -3), size).reshape(ours.shape)
-    slopes = randn(*ours.shape, seed=2).to(ours.dtype)
-    gradients = [torch.autograd.grad(y, x, slopes)[0] for y in (ours, theirs)]
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
-    torch.testing.assert_close(*gradients, rtol=0, atol=0, equal_nan=True)
+    """The values, and the gradients for random slopes, are torch's to the last bit, also after a ReLU, NaN included."""
+    for rectified in (False, True):
+        leaf = x.detach().clone().requires_grad_()
+        ours = max_pool2d(leaf, size, rectified)
+        flat = leaf.flatten(0, -3)
+        theirs = functional.max_pool2d(flat.relu() if rectified else flat, size).reshape(ours.shape)
+        slopes = randn(*ours.shape, seed=2).to(ours.dtype)
+        gradients = [torch.autograd.grad(y, leaf, slopes)[0] for y in (ours, theirs)]
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(*gradients, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("size", [(2, 2), (1, 1), (2, 3), (4, 1), (7, 5)])
@@ -100,7 +103,7 @@ def kernels_of(y: Tensor) -> set[str]:
         if node is not None and node not in seen:
             seen.add(node)
             todo += [before for before, _ in node.next_functions]
-    return {node.name() for node in seen} & OURS
+    return {node.name() for node in seen} & KERNELS
 
 
 class Pooled(nn.Module):
@@ -139,6 +142,24 @@ TAKEN: dict[str, tuple[set[str], Callable[[], nn.Module]]] = {
     "padding by other values": (
         {"_ConvolutionBackward"},
         lambda: nn.Sequential(nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"), nn.Tanh()),
+    ),
+    "rectified": (
+        {"_ConvolutionBackward", "_PooledConvolutionBackward"},
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 3, 1), nn.Conv2d(3, 33, 5, padding=1, bias=False), nn.ReLU(), nn.MaxPool2d((4, 3)), nn.Tanh()
+        ),
+    ),
+    "rectified in place": (
+        {"_PooledConvolutionBackward"},
+        lambda: nn.Sequential(nn.Conv2d(2, 33, 6), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Tanh()),
+    ),
+    "large windows of rectified images": (
+        OURS,
+        lambda: nn.Sequential(nn.Conv2d(2, 33, 6, padding=3), nn.ReLU(), nn.MaxPool2d(5), nn.Tanh()),
+    ),
+    "linear": (
+        {"_LinearBackward"},
+        lambda: nn.Sequential(nn.Linear(9, 4), nn.Tanh(), nn.Linear(4, 5, bias=False), nn.Flatten(), nn.Linear(80, 2)),
     ),
     "frozen": ({"_ConvolutionBackward"}, frozen),
     "stride given": (OURS, lambda: Pooled(lambda x: functional.max_pool2d(x, 2, stride=(2, 2)))),
@@ -215,6 +236,46 @@ def test_stacked_networks_have_torchs_gradients_by_our_kernels(name: str) -> Non
 @pytest.mark.parametrize("name", LEFT)
 def test_what_the_kernels_cannot_do_is_left_to_torch(name: str) -> None:
     assert require_gradients(seeded(LEFT[name])) == set()
+
+
+class Branched(nn.Module):
+    """Pools what a ReLU makes; that may be changed before, or asked for afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.changed, self.kept = nn.Conv2d(2, 3, 3), False, False
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        x = functional.relu(self.conv(inputs))
+        if self.changed:
+            x = x * 2
+        if self.kept:
+            return functional.max_pool2d(x, 2).sum((2, 3)) + x.sum((2, 3))
+        x = functional.max_pool2d(x, 2)
+        return x.sum((2, 3))
+
+
+def test_a_relu_is_not_written_if_a_pooling_alone_takes_it_and_written_if_that_was_wrong() -> None:
+    module, learned = seeded(Branched), set()
+    parts, inputs = stacked(module)
+
+    def results(kernels: Kernels) -> list[Tensor]:
+        with kernels:
+            y = vmap(lambda weights, x: functional_call(module, weights, (x,)))(parts, inputs)
+        return [y, *torch.autograd.grad(y.square().sum(), list(parts.values()))]
+
+    def learning() -> Kernels:
+        kernels = Kernels("float32")
+        kernels.pooled_next = learned
+        return kernels
+
+    for changed, kept in ((False, False), (True, False), (False, True), (False, False)):
+        module.changed, module.kept = changed, kept
+        expected = results(Kernels("float32"))
+        for _ in range(2):
+            for ours, theirs in zip(results(learning()), expected, strict=True):
+                assert torch.equal(ours, theirs)
+        assert learned == (set() if kept else {0})
 
 
 def test_windows_too_large_to_be_counted_are_left_to_torch() -> None:

@@ -20,6 +20,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .pooling import largest, spread
+from .stacking import more_models
+
 DOTS = ("fma", "tf32x3", "tf32")
 _FEW = 16  # channels under which the taps of a row count as channels, too: the matrix units take eight at a time
 _LONG = 2048  # terms that a program adds up for a gradient by weights before others' sums are added
@@ -199,6 +202,55 @@ def _arrange(
 
 
 @triton.jit
+def _arrange_windows(
+    x: tl.tensor, where: tl.tensor, arranged: tl.tensor, sums: tl.tensor,
+    images: tl.tensor, channels: tl.tensor, padded: tl.tensor,
+    model: tl.tensor, image: tl.tensor, channel: tl.tensor,
+    H: tl.constexpr, W: tl.constexpr, TALL: tl.constexpr, BROAD: tl.constexpr, HALVES: tl.constexpr, BP: tl.constexpr,
+    BC: tl.constexpr,
+) -> None:  # fmt: skip
+    """Write slopes of windows of TALL x BROAD pixels where the largest of each stood, and zeros elsewhere.
+
+    To arranged and sums as ``_arrange`` does: BC channels of BP windows a program. Windows at the edge that are not whole
+    have no slope.
+    """
+    HX: tl.constexpr = H // TALL
+    WX: tl.constexpr = W // BROAD
+    ALL: tl.constexpr = (W + BROAD - 1) // BROAD
+    COUNT: tl.constexpr = (H + TALL - 1) // TALL * ALL
+    PB: tl.constexpr = (COUNT + BP - 1) // BP
+    pid = tl.program_id(0)
+    p = pid % PB * BP + tl.arange(0, BP)
+    b = pid // PB % images
+    block = pid // PB // images
+    g = (block // (padded // BC)).to(tl.int64)
+    c = block % (padded // BC) * BC + tl.arange(0, BC)
+    down = p // ALL
+    across = p % ALL
+    ok = ((down < HX) & (across < WX))[None, :] & (c < channels)[:, None]
+    place = g * model + b * image + (c * channel)[:, None] + (down * WX + across)[None, :]
+    stood = tl.load(where + place, mask=ok, other=255).to(tl.int32)
+    slope = tl.load(x + place, mask=ok & (stood < 255), other=0.0).to(tl.float32)
+    if sums is not None:
+        tl.store(sums + (block.to(tl.int64) * PB + pid % PB) * images + b, tl.sum(tl.sum(slope, 1), 0))
+    stood, slope = tl.trans(stood), tl.trans(slope)
+    size = images * padded
+    out = arranged + g * (H * W * HALVES) * size + b * padded + c[None, :]
+    for k in tl.static_range(TALL * BROAD):
+        i = down * TALL + k // BROAD
+        j = across * BROAD + k % BROAD
+        inside = ((p < COUNT) & (i < H) & (j < W))[:, None]
+        value = tl.where(stood == k, slope, 0.0)
+        spot = out + ((i * W + j) * (HALVES * size))[:, None]
+        if HALVES == 1:
+            tl.store(spot, value, mask=inside)
+        else:
+            short, rest = _short_and_rest(value)
+            tl.store(spot, short, mask=inside)
+            tl.store(spot + size, rest, mask=inside)
+
+
+@triton.jit
 def _correlate_arranged(
     x: tl.tensor, w: tl.tensor, bias: tl.tensor, y: tl.tensor, images: tl.tensor, channels: tl.tensor,
     model: tl.tensor, chunk: tl.tensor, image: tl.tensor, output: tl.tensor, row: tl.tensor, column: tl.tensor,
@@ -290,6 +342,21 @@ class _Taps(NamedTuple):
     first: int = 0
 
 
+class _Slopes(NamedTuple):
+    """Gradients by outputs: as they are, or those of a pooling's windows, which belong where the largest of each stood."""
+
+    values: Tensor
+    size: Pair  # rows and columns of the outputs
+    place: Tensor | None = None
+    window: Pair = (1, 1)
+
+    def dense(self) -> Tensor:
+        """One for every output."""
+        if self.place is None:
+            return self.values
+        return spread(self.values, self.place, (*self.values.shape[:3], *self.size), self.window)
+
+
 class _Images(NamedTuple):
     """Images as matrices take them: of each pixel all images, and of each of these its channels."""
 
@@ -318,6 +385,26 @@ def _arranged(
         x, values, sums if summed else None, images, channels, padded, x.stride(0), *strides, first, *sizes, num_warps=4
     )
     return _Images(values, (high, across), sums)
+
+
+def _arranged_slopes(slopes: _Slopes, exchanged: bool, halves: int = 1) -> _Images:
+    """Slopes arranged anew: their images and channels as these, or exchanged and summed up for the gradient by a bias."""
+    dy, (high, wide), (G, B, N, *_) = slopes.values, slopes.size, slopes.values.shape
+    model, image, channel, row, column = dy.stride()
+    images, channels, steps = (N, B, (channel, image)) if exchanged else (B, N, (image, channel))
+    if slopes.place is None:
+        return _arranged(dy, (images, channels, high, wide), (*steps, row, column), halves=halves, summed=exchanged)
+    padded = triton.cdiv(channels, 16) * 16
+    BP, BC = 32, next(block for block in (64, 32, 16) if padded % block == 0)
+    blocks = padded // BC * triton.cdiv(triton.cdiv(high, slopes.window[0]) * triton.cdiv(wide, slopes.window[1]), BP)
+    values = dy.new_empty(G, high * wide, halves, images, padded, dtype=torch.float32)
+    sums = dy.new_empty(G, blocks if exchanged else 0, images, dtype=torch.float32)
+    _arrange_windows[(G * images * blocks,)](
+        *(dy, slopes.place, values, sums if exchanged else None, images, channels, padded, model, *steps),
+        *(high, wide, *slopes.window, halves, BP, BC),
+        num_warps=4,
+    )
+    return _Images(values, (high, wide), sums)
 
 
 class _Place(NamedTuple):
@@ -352,39 +439,25 @@ def _multiply_into(
     )
 
 
-def _correlate_into(
-    y: Tensor, x: Tensor, weight: Tensor, taps: _Taps, bias: Tensor | None, pixels: Pair, stride: Pair, padding: Pair,
-    dot: str, first: Pair = (0, 0), every: Pair = (1, 1), images: _Images | None = None,
+def _multiply_by_weights(
+    y: Tensor, images: _Images, weight: Tensor, channels: int, taps: _Taps, bias: Tensor | None, pixels: Pair, stride: Pair,
+    padding: Pair, dot: str, first: Pair = (0, 0), every: Pair = (1, 1), unfolded: Sequence[int] | None = None,
 ) -> None:  # fmt: skip
-    """Write so many rows and columns of pixels into y: from ``first`` on, one in ``every`` row and column.
-
-    If x has been arranged already, ``images`` are that.
-    """
-    with torch.cuda.device_of(x):
-        if dot == "fma":
-            _add_into(y, x, weight, taps, bias, pixels, stride, padding, first, every)
-            return
-        (_, B, C, H, W), (N, (kh, kw)), halves = x.shape, taps[:2], 2 if dot == "tf32x3" else 1
-        unfolded = None
-        if images is None:
-            across = None
-            if C < _FEW and kw > 1:
-                across, unfolded = (pixels[1], kw, stride[1], padding[1]), (1, kw, 1, 0)
-                stride, padding = (stride[0], 1), (padding[0], 0)
-            images = _arranged(x, (B, C, H, W), x.stride()[1:], unfolded=across)
-        weights = _arranged(weight, (N, C, kh, kw), taps.strides, taps.first, unfolded, halves)
-        model, image, output, row, column = y.stride()
-        start = first[0] * row + first[1] * column
-        place = _Place(model, 0, image, output, every[0] * row, every[1] * column, start)
-        together = (128, 64 if max(padding) > 1 else 16)  # few pixels leave out more taps, many are written side by side
-        _multiply_into(y, place, images, weights, bias, pixels, stride, padding, together)
+    """Write so many rows and columns of pixels into y: from ``first`` on, one in ``every`` row and column."""
+    halves = 2 if dot == "tf32x3" else 1
+    weights = _arranged(weight, (taps.outputs, channels, *taps.size), taps.strides, taps.first, unfolded, halves)
+    model, image, output, row, column = y.stride()
+    start = first[0] * row + first[1] * column
+    place = _Place(model, 0, image, output, every[0] * row, every[1] * column, start)
+    together = (128, 64 if max(padding) > 1 else 16)  # few pixels leave out more taps, many are written side by side
+    _multiply_into(y, place, images, weights, bias, pixels, stride, padding, together)
 
 
 def _add_into(
     y: Tensor, x: Tensor, weight: Tensor, taps: _Taps, bias: Tensor | None, pixels: Pair, stride: Pair, padding: Pair,
     first: Pair, every: Pair,
 ) -> None:  # fmt: skip
-    """The same by plain multiply-adds."""
+    """The same by plain multiply-adds, from images as they are."""
     G, B, C, H, W = x.shape
     N, (kh, kw), count = taps.outputs, taps.size, B * pixels[0] * pixels[1]
     BN, BP, warps = (8, 512, 2) if N <= 8 else (16, 512, 2)
@@ -409,8 +482,18 @@ def _correlated(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, pa
     )
     _, out, into, row, column = weight.stride()
     y, taps = x.new_empty(*x.shape[:2], N, high, wide), _Taps(N, size, (out, into, row, column))
-    bias = None if bias is None else bias.contiguous()
-    _correlate_into(y, x.contiguous(), weight, taps, bias, (high, wide), stride, padding, dot)
+    x, bias, pixels = x.contiguous(), None if bias is None else bias.contiguous(), (high, wide)
+    with torch.cuda.device_of(x):
+        if dot == "fma":
+            _add_into(y, x, weight, taps, bias, pixels, stride, padding, (0, 0), (1, 1))
+            return y
+        B, C, H, W = x.shape[1:]
+        across, unfolded = None, None
+        if C < _FEW and size[1] > 1:
+            across, unfolded = (wide, size[1], stride[1], padding[1]), (1, size[1], 1, 0)
+            stride, padding = (stride[0], 1), (padding[0], 0)
+        images = _arranged(x, (B, C, H, W), x.stride()[1:], unfolded=across)
+        _multiply_by_weights(y, images, weight, C, taps, bias, pixels, stride, padding, dot, unfolded=unfolded)
     return y
 
 
@@ -428,47 +511,53 @@ def _phases(whole: int, long: int, step: int, around: int) -> Iterator[tuple[int
             yield rest, -(-(whole - rest) // step), count, last, count - 1 - (rest + around - tap) // step
 
 
-def _input_gradients(dy: Tensor, weight: Tensor, whole: Sequence[int], stride: Pair, padding: Pair, dot: str) -> Tensor:
+def _input_gradients(
+    slopes: _Slopes, weight: Tensor, whole: Sequence[int], stride: Pair, padding: Pair, dot: str
+) -> Tensor:
     """The gradients with respect to every model's inputs, of so many rows and columns; a stride's gaps cost nothing."""
     C, (kh, kw) = weight.shape[2], weight.shape[3:]
     _, out, into, row, column = weight.stride()
     rows, columns = (list(_phases(*axis)) for axis in zip(whole, (kh, kw), stride, padding, strict=True))
     all_met = len(rows) * len(columns) == min(stride[0], whole[0]) * min(stride[1], whole[1])
-    shape = (*dy.shape[:2], C, *whole)
-    dx = dy.new_empty(shape) if all_met else dy.new_zeros(shape)
-    images = None
-    if dot != "fma":
-        with torch.cuda.device_of(dy):
-            images = _arranged(dy, (dy.shape[1], *dy.shape[2:]), dy.stride()[1:])
-    for top, high, down, last_row, above in rows:
-        for left, wide, across, last_column, before in columns:
-            strides = (into, out, -stride[0] * row, -stride[1] * column)
-            taps = _Taps(C, (down, across), strides, last_row * row + last_column * column)
-            around, first = (above, before), (top, left)
-            _correlate_into(dx, dy, weight, taps, None, (high, wide), (1, 1), around, dot, first, stride, images)
+    (G, B, N, *_), dy = slopes.values.shape, slopes.values
+    dx = dy.new_empty(G, B, C, *whole) if all_met else dy.new_zeros(G, B, C, *whole)
+    with torch.cuda.device_of(dy):
+        if dot == "fma":
+            dy = slopes.dense()
+        else:
+            images = _arranged_slopes(slopes, exchanged=False)
+        for top, high, down, last_row, above in rows:
+            for left, wide, across, last_column, before in columns:
+                steps = (into, out, -stride[0] * row, -stride[1] * column)
+                taps = _Taps(C, (down, across), steps, last_row * row + last_column * column)
+                pixels, around, first = (high, wide), (above, before), (top, left)
+                if dot == "fma":
+                    _add_into(dx, dy, weight, taps, None, pixels, (1, 1), around, first, stride)
+                else:
+                    _multiply_by_weights(dx, images, weight, N, taps, None, pixels, (1, 1), around, dot, first, stride)
     return dx
 
 
-def _weight_gradients(x: Tensor, dy: Tensor, size: Pair, stride: Pair, padding: Pair, dot: str) -> tuple[Tensor, Tensor]:
+def _weight_gradients(
+    x: Tensor, slopes: _Slopes, size: Pair, stride: Pair, padding: Pair, dot: str
+) -> tuple[Tensor, Tensor]:
     """The gradients with respect to every model's weights and bias, given those with respect to its outputs."""
     with torch.cuda.device_of(x):
         if dot == "fma":
-            return _added_weight_gradients(x, dy, size, stride, padding)
-        (G, B, C, H, W), (N, HO, WO) = x.shape, dy.shape[2:]
+            return _added_weight_gradients(x, slopes.dense(), size, stride, padding)
+        (G, B, C, H, W), N, (HO, WO) = x.shape, slopes.values.shape[2], slopes.size
         model, image, channel, row, column = x.stride()
         images = _arranged(x, (C, B, H, W), (channel, image, row, column))
-        model, image, output, row, column = dy.stride()
-        halves = 2 if dot == "tf32x3" else 1
-        slopes = _arranged(dy, (N, B, HO, WO), (output, image, row, column), halves=halves, summed=True)
+        weights = _arranged_slopes(slopes, exchanged=True, halves=2 if dot == "tf32x3" else 1)
         lines = min(max(_LONG // (WO * B), 1), HO)
         chunks = triton.cdiv(HO, lines)
         parts = x.new_empty(G, chunks, N, C, *size, dtype=torch.float32)
         model, chunk, output, channel, row, column = parts.stride()
         place = _Place(model, chunk, channel, output, row, column)
         together = (128 if size[0] * size[1] > 9 else 64, 64)
-        _multiply_into(parts, place, images, slopes, None, size, (1, 1), padding, together, stride, chunks, lines)
+        _multiply_into(parts, place, images, weights, None, size, (1, 1), padding, together, stride, chunks, lines)
         dw, db = x.new_empty(G, N, C, *size), x.new_empty(G, N)
-        for pieces, whole in ((parts, dw), (slopes.sums, db)):
+        for pieces, whole in ((parts, dw), (weights.sums, db)):
             long = whole[0].numel()
             _add_up[(G * triton.cdiv(long, 256),)](pieces, whole, pieces.shape[1], long, 256, num_warps=4)
     return dw, db
@@ -509,27 +598,66 @@ class _Convolution(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        dx = dw = db = None
-        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
-            size = weight.shape[3:]
-            dw, db = _weight_gradients(x.contiguous(), dy.contiguous(), size, ctx.stride, ctx.padding, ctx.weight_dot)
-        if ctx.needs_input_grad[0]:
-            dx = _input_gradients(dy.contiguous(), weight, x.shape[3:], ctx.stride, ctx.padding, ctx.dot)
-        return dx, dw, db if ctx.needs_input_grad[2] else None, None, None, None, None
+        slopes = _Slopes(dy.contiguous(), (dy.shape[3], dy.shape[4]))
+        return *_gradients(ctx, slopes, x, weight, ctx.needs_input_grad[:3]), None, None, None, None
 
     @staticmethod
     def vmap(info: Any, dims: Any, *inputs: Any) -> tuple[Tensor, int]:
         """Models under ``vmap`` are more models of the same launch."""
-        count = info.batch_size
-        stacks = []
-        for part, dim in zip(inputs[:3], dims[:3], strict=True):
-            if part is not None:
-                part = (part.expand(count, *part.shape) if dim is None else part.movedim(dim, 0)).flatten(0, 1)
-            stacks.append(part)
-        return _apply(*stacks, *inputs[3:]).unflatten(0, (count, -1)), 0
+        stacks = more_models(info.batch_size, inputs[:3], dims)
+        return _apply(*stacks, *inputs[3:]).unflatten(0, (info.batch_size, -1)), 0
 
 
-_apply: Any = _Convolution.apply  # it has no types
+class _PooledConvolution(torch.autograd.Function):
+    """The largest of each window of a convolution's outputs that were rectified, and the whole way back.
+
+    The outputs are given. Of their gradients only those of the windows are ever written.
+    """
+
+    @staticmethod
+    def forward(
+        y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, dot: str, weight_dot: str,
+        size: Pair,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        return largest(y, size, rectified=True)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        y, x, weight, _, ctx.stride, ctx.padding, ctx.dot, ctx.weight_dot, ctx.size = inputs
+        ctx.outputs = (y.shape[3], y.shape[4])
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(x, weight, output[1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, place = ctx.saved_tensors
+        slopes = _Slopes(dy.contiguous(), ctx.outputs, place, ctx.size)
+        return None, *_gradients(ctx, slopes, x, weight, ctx.needs_input_grad[1:4]), None, None, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, *inputs: Any) -> tuple[tuple[Tensor, Tensor], Pair]:
+        """Models under ``vmap`` are more models of the same launch."""
+        stacks = more_models(info.batch_size, inputs[:4], dims)
+        y, place = (part.unflatten(0, (info.batch_size, -1)) for part in _apply_pooled(*stacks, *inputs[4:]))
+        return (y, place), (0, 0)
+
+
+def _gradients(
+    ctx: Any, slopes: _Slopes, x: Tensor, weight: Tensor, needed: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Those with respect to inputs, weights and biases, as far as they are needed."""
+    dx = dw = db = None
+    if needed[1] or needed[2]:
+        size = (weight.shape[3], weight.shape[4])
+        dw, db = _weight_gradients(x.contiguous(), slopes, size, ctx.stride, ctx.padding, ctx.weight_dot)
+    if needed[0]:
+        dx = _input_gradients(slopes, weight, x.shape[3:], ctx.stride, ctx.padding, ctx.dot)
+    return dx, dw, db if needed[2] else None
+
+
+_apply: Any = _Convolution.apply  # they have no types
+_apply_pooled: Any = _PooledConvolution.apply
 
 
 def conv2d(
@@ -551,3 +679,25 @@ def conv2d(
             raise ValueError(f"dot must be one of {', '.join(DOTS)}, not {given!r}")
     convolved: Tensor = _apply(x, weight, bias, tuple(stride), tuple(padding), dot, weight_dot)
     return convolved
+
+
+class Convolved(NamedTuple):
+    """A convolution that was taken: its outputs and what it was given."""
+
+    y: Tensor
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    stride: Pair
+    padding: Pair
+    dot: str
+    weight_dot: str
+
+
+def pooled(convolved: Convolved, size: Pair) -> Tensor:
+    """The largest of each window of this size of a convolution's outputs, or zero where that is larger.
+
+    The same as pooling what a ReLU makes of them; gradients go straight to the convolution's inputs, weights and biases.
+    """
+    y: Tensor = _apply_pooled(convolved.y.detach(), *convolved[1:], size)[0]
+    return y

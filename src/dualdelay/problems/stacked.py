@@ -99,6 +99,7 @@ class Stacked:
         self._device = self._net.weights.device
         self._on_gpu = self._device.type == "cuda"
         self._graphs: dict[int, tuple[Any, Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]] = {}
+        self._pooled_next: set[int] = set()  # what the kernels learn of the network in a trial
         self._memory: Any = None  # what graphs compute in; they share it, since they run one after the other
         self.most = min(_MOST, self._most_in_memory()) if self._on_gpu else 1 << 62
 
@@ -121,7 +122,9 @@ class Stacked:
         """Gradients (m, d) and losses (m)."""
         inputs, targets = self._samples.minibatches(located, self._batch)
         parts = {name: part.detach().requires_grad_() for name, part in self._net.named(x).items()}
-        with own_kernels(self._precision, self._on_gpu), lower(self._precision, self._device):
+        with own_kernels(self._precision, self._on_gpu) as kernels, lower(self._precision, self._device):
+            if kernels is not None:
+                kernels.pooled_next = self._pooled_next
             losses = vmap(self._loss_of_one)(parts, inputs, targets)
         total = (losses * scales.to(losses.dtype)).sum() if self._samples.weighted else losses.sum()
         gradients = torch.autograd.grad(total, list(parts.values()), materialize_grads=True)
