@@ -93,6 +93,7 @@ TRAIN = 'algorithm = "dude[lr=0.1]"\nupdates = 3\n'
 WRONG = {
     "unknown key": (TRAIN + "updtes = 3", "has 'updtes'", "did you mean 'updates'"),
     "another type": ('algorithm = "dude[lr=0.1]"\nupdates = "3"', "says of updates '3'", "expected a whole number"),
+    "a fraction": ('algorithm = "dude[lr=0.1]"\nupdates = 1.5e0', "says of updates 1.5", "expected a whole number"),
     "a truth for a number": ('algorithm = "dude[lr=0.1]"\nupdates = true', "updates True", "expected a whole number"),
     "a list for a text": (TRAIN + "problem = [1]", "problem [1]", "expected a text"),
     "a number for a path": (TRAIN + "folder = 3", "folder 3", "expected the path"),

@@ -44,6 +44,9 @@ def test_the_help_has_every_command_with_its_sentence(capsys: pytest.CaptureFixt
         assert not command.flags or getattr(flags, command.flags).__doc__
 
 
+_WHOLE = "expected a whole number, such as 1000 or 1e3"
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [
@@ -55,8 +58,13 @@ def test_the_help_has_every_command_with_its_sentence(capsys: pytest.CaptureFixt
         ),
         (["resume", "a", "b"], "there is no b here. See: dualdelay resume --help"),
         (["train", "--updates", "3"], "ALGORITHM is missing. See: dualdelay train --help"),
-        (["train", "dude", "--updates", "x"], "--updates is 'x'; expected INT. See: dualdelay train --help"),
-        (["compare", "dude", "--seeds", "a"], "--seeds"),
+        (["train", "dude", "--updates", "x"], f"--updates is 'x'; {_WHOLE}. See: dualdelay train --help"),
+        (["train", "dude", "--updates", "1.5e0"], f"--updates is '1.5e0'; {_WHOLE}"),
+        (["train", "dude", "--updates", "1e999999999"], f"--updates is '1e999999999'; {_WHOLE}"),
+        (["train", "dude", "--updates"], "--updates is given without a value. See: dualdelay train --help"),
+        (["train", "dude", "--keep", "nan"], f"--keep is 'nan'; {_WHOLE}"),
+        (["train", "dude", "--latency", "x"], "--latency is 'x'; expected a number. See: dualdelay train --help"),
+        (["compare", "dude", "--seeds", "1e0", "a"], f"--seeds is '1e0', 'a'; {_WHOLE}"),
         (["train", "dude", "--precision", "double"], "'double'"),
         (["data", "cifar11"], "'cifar11'"),
     ],
@@ -66,6 +74,14 @@ def test_a_word_that_is_wrong_is_told_in_one_line(words: list[str], error: str, 
         main(words)
     out, err = capsys.readouterr()
     assert (ended.value.code, out, err.count("\n")) == (2, "", 1) and err.startswith("error: ") and error in err, err
+
+
+def test_whole_numbers_may_be_written_as_1e3_is_in_every_flag() -> None:
+    """An optional flag, one with a default, several in a row, and a number that no float holds to the last digit."""
+    words = ["dude", "--updates", "2.5e3", "--keep", "1e1", "--seeds", "0", "-1e0", "9007199254740993.0"]
+    read = shell._parsed("compare", flags.Compare, words)
+    assert (read.common.updates, read.common.keep, read.seeds) == (2500, 10, (0, -1, 2**53 + 1))
+    assert shell._parsed("size", flags.Size, ["--workers", "1e3", "--shards", "4e0"]) == flags.Size(workers=1000, shards=4)
 
 
 def test_tables_are_whole_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:

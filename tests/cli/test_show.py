@@ -8,9 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import dualdelay as dd
 from dualdelay.cli import main
+from dualdelay.cli.show import _facts
+from dualdelay.storage.files import write_json
+from dualdelay.storage.folder import Folder
+from transports import VirtualFleet
 
 PACE = dd.FixedSpeeds([1.0, 2.0])
 
@@ -38,10 +43,10 @@ def test_a_finished_run_is_shown_with_what_to_do_next(inside: Path, capsys: pyte
     assert line["next"] == ["dualdelay replay run", "dualdelay resume run --updates 18"]
     for words in (
         "dude[lr=0.1]",
-        "quadratic[centers=[[0.0], [6.0]]",
-        "fixed[times=[1.0,2.0]]",
+        "quadratic[centers=[[0], [6]]",
+        "fixed[times=[1, 2]]",
         "tau_max",
-        " MB",
+        " kB",
         "workers",
     ):
         assert words in page, words
@@ -182,3 +187,51 @@ def test_a_method_of_one_s_own_has_one_name_with_its_code_and_without(
     Path("all/command.toml").unlink()
     own_class = shown(capsys, "all")[0]["runs"][0]["algorithm"]
     assert own_class == "HalfSteps[lr=0.1,limit=5]", "nobody has called it otherwise"
+
+
+def test_settings_are_shown_in_words_and_numbers_are_rounded(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No None, no braces of Python, no digit that nobody reads; a list of fifty numbers is cut short."""
+    third, long = 1 / 3, [[k / 7] * 50 for k in range(2)]
+    stop = dd.EarlyStop("objective", target=-third, patience=4)
+    server = dd.Server(optimizer="Adam[betas=(0.9,0.99)]", schedule="StepLR[step_size=100]", uplink=third)
+    evaluation = dd.Evaluation(every=3, early_stop=stop)
+    options: Any = {"server": server, "evaluation": evaluation, "updates": 20, "time": third * 1e7}
+    dd.simulate(dd.DuDe(0.1), dd.Quadratic(long, noise=third), dd.FixedSpeeds([third, 2 * third]), folder="run", **options)
+    line, page = shown(capsys, "run")
+    assert line["to be ended by"] == "updates 20 or time 3.33333e+06"
+    assert line["optimizer"] == "Adam[betas=(0.9, 0.99)], with the schedule StepLR[step_size=100]"
+    assert line["stop"] == "when objective is -0.333333 or better, or after 4 evaluations without a better objective"
+    assert (line["speeds"], line["uplink"]) == ("fixed[times=[0.333333, 0.666667]]", "0.333333")
+    assert "... 50 in all]" in line["problem"] and "noise=0.333333" in line["problem"]
+    assert not [word for word in ("None", "{'", "0.3333333") if word in page]
+
+
+def test_what_a_folder_holds_as_a_list_is_no_change_of_a_setting(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Real workers have settings that are no workers and no resources by default, kept as empty lists."""
+    dd.train(dd.DuDe(0.1), dd.Quadratic([[0.0], [6.0]]), VirtualFleet(), updates=9, folder="run")
+    values = json.loads(Path("run/config.json").read_text())
+    values.pop("digest")
+    values["fleet"] = {
+        "name": "ray",
+        "shards": None,
+        "absent": [],
+        "resources": [],
+        "cpus": 0.5,
+    }
+    write_json(Path("run/config.json"), values)
+    assert _facts(Folder(Path("run")).record())["real workers"] == "ray[cpus=0.5]"
+
+
+def test_functions_of_one_s_own_are_passed_again_in_python(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def adam(params: Any, lr: float) -> torch.optim.Optimizer:
+        return torch.optim.Adam(params, lr=lr)
+
+    problem, f1 = dd.Quadratic([[0.0], [6.0]]), {"f1": lambda x: 0.625}
+    options: Any = {"server": dd.Server(optimizer=adam), "evaluation": dd.Evaluation(metrics=f1), "updates": 9}
+    dd.simulate(dd.DuDe(0.1), problem, PACE, folder="run", **options)
+    line, _ = shown(capsys, "run")
+    assert line["optimizer"].endswith("adam, your own") and line["metrics"] == "f1"
+    again = ["dd.replay('run', optimizer=...)", "dd.resume('run', updates=18, optimizer=..., metrics=...)"]
+    assert line["next"] == again
+    resumed = dd.resume("run", updates=18, optimizer=adam, metrics=f1)  # the advice is right
+    assert resumed.version == 18 and dd.replay("run", optimizer=adam).same_bits

@@ -17,6 +17,7 @@ from torch import Tensor
 
 import dualdelay as dd
 from dualdelay.core import Order
+from dualdelay.storage import files
 from own import centers, differences
 from tables import CASES, LR
 
@@ -240,6 +241,54 @@ def test_a_full_disk_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         dd.simulate(dd.DuDe(LR), PROBLEM, SPEEDS, updates=60, checkpoint_every=10, watch=[watch], folder=tmp_path / "run")
     said = " ".join([str(caught.value), *caught.value.__notes__])
     assert said.count("No space left") == 1 and "The last checkpoint stands; go on with dualdelay resume" in said
+
+
+def full_after(bytes_left: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk on which so many bytes more fit, each file for itself."""
+    write, left = files.write, [bytes_left]
+
+    def fits(path: Path, data: bytes, *advice: str) -> None:
+        if len(data) > left[0]:
+            with files.disk_errors(f"write {path}", *advice or ("Make room there.",)):
+                raise OSError(28, "No space left on device")
+        left[0] -= len(data)
+        write(path, data, *advice)
+
+    monkeypatch.setattr(files, "write", fits)
+
+
+@pytest.mark.parametrize("checkpoints", [0, 1], ids=["before the first checkpoint", "after one"])
+def test_a_full_disk_is_told_in_sentences_of_their_own_whichever_files_did_not_fit(
+    checkpoints: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of the user's is the first that does not fit, and the checkpoint at the end another."""
+
+    def watch(state: dd.State, a: dd.Arrival) -> None:
+        if state.version == 10 * checkpoints + 2:
+            full_after(0, monkeypatch)
+            files.write(tmp_path / "run" / "own.txt", b"some")
+
+    with pytest.raises(dd.RunFailed, match="No space left") as caught:
+        dd.simulate(dd.DuDe(LR), PROBLEM, SPEEDS, updates=60, checkpoint_every=10, watch=[watch], folder=tmp_path / "run")
+    said = " ".join([str(caught.value), *caught.value.__notes__])
+    assert said.count("could not") == 1 and "own.txt" in said and ".)" not in said
+    stands = "The last checkpoint stands" if checkpoints else "No checkpoint had been written, so it will begin anew"
+    assert f"{stands}; go on with dualdelay resume" in said
+    monkeypatch.undo()
+    assert dd.resume(tmp_path / "run").version == 60
+
+
+def test_what_failed_before_a_full_disk_is_told_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def watch(state: dd.State, a: dd.Arrival) -> None:
+        if state.version == 12:
+            full_after(0, monkeypatch)
+            raise dd.RunFailed("the watch is broken.")
+
+    with pytest.raises(dd.RunFailed, match=r"^the watch is broken\.") as caught:
+        dd.simulate(dd.DuDe(LR), PROBLEM, SPEEDS, updates=60, checkpoint_every=10, watch=[watch], folder=tmp_path / "run")
+    [note] = caught.value.__notes__
+    assert note.startswith("It could not be saved: could not write ") and ".)" not in note
+    assert "then resume. The last checkpoint stands; go on with dualdelay resume" in note
 
 
 class Stumbles(dd.Quadratic):

@@ -162,10 +162,17 @@ def script(folder: Path, how: str, cores: int) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_a_script_with_its_own_classes_and_without_a_guard_is_executed_once(tmp_path: Path) -> None:
-    one, two = (script(tmp_path / str(cores), "meet", cores).communicate(timeout=120) for cores in (1, 2))
-    assert one[0].startswith("executed\ntable\n1 [[") and two[0].startswith("executed\ntable\n2 [["), two
-    assert one[0].splitlines()[2][2:] == two[0].splitlines()[2][2:]
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What the script prints on one core, where it is not stopped."""
+    printed, _ = script(tmp_path_factory.mktemp("script") / "whole", "quick", 1).communicate(timeout=120)
+    return printed
+
+
+def test_a_script_with_its_own_classes_and_without_a_guard_is_executed_once(whole: str, tmp_path: Path) -> None:
+    two = script(tmp_path / "two", "meet", 2).communicate(timeout=120)
+    assert whole.startswith("executed\ntable\n1 [[") and two[0].startswith("executed\ntable\n2 [["), two
+    assert whole.splitlines()[2][2:] == two[0].splitlines()[2][2:]
 
 
 def helpers_of(pid: int) -> list[int]:
@@ -189,8 +196,9 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT])  # SIGKILL: test_cluster.py, whose driver goes on by the same code
-def test_stopped_by_a_signal_the_same_call_goes_on_to_the_same_bits(number: signal.Signals, tmp_path: Path) -> None:
-    whole, _ = script(tmp_path / "whole", "quick", 1).communicate(timeout=120)
+def test_stopped_by_a_signal_the_same_call_goes_on_to_the_same_bits(
+    number: signal.Signals, whole: str, tmp_path: Path
+) -> None:
     process = script(tmp_path / "stopped", "slow", 2)
     runs = tmp_path / "stopped" / "runs"
     when(lambda: len({path.parent.parent for path in runs.glob("*/checkpoints/*")}) >= 2)  # two are under way

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dualdelay as dd
+from dualdelay.storage.folder import Folder
 from own import FILES, OFTEN, SCENARIOS, Holes, Killed, Scenario, bits, content, differences, kill_at, refused
 from tables import ALGORITHMS, CASES, LR
+from transports import VirtualFleet
 
 pytestmark = pytest.mark.usefixtures("own_methods")
 
@@ -162,6 +165,57 @@ def test_a_total_that_was_passed_already_is_noted(tmp_path: Path) -> None:
     Scenario(dd.DuDe(LR)).run(tmp_path / "run", updates=20)
     run = dd.resume(tmp_path / "run", updates=5)
     assert "20 updates already" in run.notes[0] and run.version == 20
+
+
+def test_a_time_that_was_passed_already_is_noted_and_metrics_stay_in_order(tmp_path: Path) -> None:
+    before = Scenario(dd.DuDe(LR)).run(tmp_path / "run", updates=20)
+    run = dd.resume(tmp_path / "run", time=before.time / 2)
+    assert run.notes == (f"the run has come to time {before.time:g} already, more than {before.time / 2:g}",)
+    assert (run.ended, run.time) == ("time", before.time) and np.array_equal(run.metrics.time, before.metrics.time)
+
+
+class NeverStarted(VirtualFleet):
+    """Real workers that nobody starts."""
+
+    def connect(self, *_: Any) -> NoReturn:
+        raise AssertionError("workers were started")
+
+
+SHORTER: dict[str, tuple[dict[str, Any], str, list[str]]] = {
+    "the same": ({"updates": 20}, "updates", []),
+    "fewer updates": ({"updates": 5}, "updates", ["the run has made 20 updates already, more than 5"]),
+    "as many updates": ({"updates": 20, "time": 1e6}, "updates", []),
+    "less time": ({"time": 0.01}, "time", ["the run has come to time {time:g} already, more than 0.01"]),
+}
+
+
+@pytest.mark.parametrize("what", SHORTER)
+def test_real_workers_are_not_started_for_what_is_done_already(what: str, tmp_path: Path) -> None:
+    """And the folder holds what was asked for last, so that the run can still be lengthened from there."""
+    problem, folder = dd.Quadratic([[0.0, 1.0], [6.0, -2.0]], noise=0.3), tmp_path / "run"
+    first = dd.train(dd.DuDe(LR), problem, VirtualFleet(), updates=20, folder=folder)
+    dd.resume(folder, updates=7, fleet=NeverStarted())  # of which nothing is said later
+    totals, ended, notes = SHORTER[what]
+    run = dd.resume(folder, **totals, fleet=NeverStarted())
+    assert (run.ended, list(run.notes)) == (ended, [note.format(time=first.time) for note in notes])
+    assert differences(replace(run, ended=first.ended, notes=first.notes), first) == []
+    loaded = dd.load(folder)
+    assert (loaded.ended, loaded.notes) == (run.ended, run.notes)
+    again = dd.resume(folder, fleet=NeverStarted())
+    assert (again.ended, again.notes) == (run.ended, run.notes) and dd.replay(folder).same_bits
+    longer = dd.resume(folder, updates=30, fleet=VirtualFleet())
+    assert longer.version == 30 and longer.notes == ()
+
+
+def test_real_workers_are_not_started_for_a_run_that_was_stopped_early(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    evaluation = dd.Evaluation(every=1, early_stop=dd.EarlyStop(target=1e9))
+    problem = dd.Quadratic([[0.0, 1.0], [6.0, -2.0]], noise=0.3)
+    first = dd.train(dd.DuDe(LR), problem, VirtualFleet(), updates=50, evaluation=evaluation, folder=tmp_path / "run")
+    again = dd.resume(tmp_path / "run", updates=100, fleet=NeverStarted())
+    assert (again.version, again.ended) == (first.version, "stop") and "begin another run from it" in caplog.text
+    assert Folder(tmp_path / "run").record().updates == 100
 
 
 def test_a_run_that_was_stopped_early_does_not_go_on_but_another_begins_from_it(

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 import dualdelay as dd
 from dualdelay.cli import main
+from dualdelay.core.errors import NotSaved
 from dualdelay.storage import files
 from dualdelay.storage.files import Damaged, load_record, save_record
 from dualdelay.storage.folder import Folder
@@ -480,9 +481,24 @@ wide = Scenario(
 
 @pytest.mark.parametrize("limit", [0, 100, 3000])
 def test_on_a_full_disk_no_run_begins_and_nothing_is_left(limit: int, tmp_path: Path) -> None:
-    with files_no_larger_than(limit), pytest.raises(dd.RunFailed, match="could not"):
+    with (
+        files_no_larger_than(limit),
+        pytest.raises(dd.RunFailed, match=r"^could not create .*run \(File too large\)") as told,
+    ):
         wide.run(folder=tmp_path / "run")
+    assert "resume" not in str(told.value) and str(told.value).count("could not") == 1  # there is nothing to go on with
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_lie_where_it_should_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(
+        dd.RunFailed, match=r"^could not create .*deep.run \(No space left on device\)\. No run has begun; "
+    ):
+        wide.run(folder=tmp_path / "deep" / "run")
 
 
 @pytest.mark.parametrize("limit", [0, 1000, 20_000])
@@ -503,6 +519,38 @@ def test_on_the_shell_a_full_disk_is_one_line_and_exit_code_1(tmp_path: Path, ca
     assert stop.value.code == 1 and "error: could not write" in printed and "Traceback" not in printed
     assert not list(tmp_path.rglob("*.part"))
     assert dd.resume(tmp_path / "run").version == 9
+
+
+def test_when_no_run_of_a_comparison_fits_the_first_is_named_and_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = f"compare dude[lr=0.05] --problem digits[workers=3] --updates 9 --cores 1 --folder {tmp_path / 'all'}".split()
+    with files_no_larger_than(2000), pytest.raises(SystemExit) as stop:
+        main(words)
+    said = capsys.readouterr().err
+    assert stop.value.code == 1 and said.count("could not") == 1
+    assert "error: no run came to its end. Of the first, dude[lr=0.05] with seed 0: could not create " in said
+
+
+def test_a_disk_without_room_for_figure_and_table_hides_no_result(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runs are saved, their numbers are printed, and then it is told what could not be written."""
+
+    def full(path: Path, *_: Any) -> None:
+        raise NotSaved(f"could not write {path} (No space left on device).")
+
+    monkeypatch.setattr("dualdelay.analysis.figures.write", full)
+    monkeypatch.setattr("dualdelay.cli.commands.save_table", full)
+    words = f"compare dude[lr=0.05] --problem digits[workers=3] --updates 9 --folder {tmp_path / 'all'}".split()
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    out, err = capsys.readouterr()
+    assert stop.value.code == 1 and "dude[lr=0.05]" in out and "no figure: could not write " in out and "folder: " in out
+    assert err.rstrip().endswith("comparison.parquet (No space left on device).")
+    monkeypatch.undo()
+    main(words)
+    assert (tmp_path / "all" / "comparison.parquet").exists() and (tmp_path / "all" / "comparison.png").exists()
 
 
 # --------------------------------------------------------------------------------------------------------------- no code

@@ -215,6 +215,23 @@ def test_what_is_exchanged_stays_on_the_gpus_if_each_rank_has_its_own(monkeypatc
     assert (made.backend, made.device) == (backend, torch.device(device))
 
 
+@pytest.mark.parametrize("whole", [True, False], ids=["the whole can be computed", "nothing can"])
+def test_only_parts_that_are_refused_where_the_whole_is_not_are_no_matter_of_another_try(whole):
+    class Refusing(dd.Network):
+        def gradient(self, x, worker, draw):
+            if not whole:
+                raise dd.BadInput("the data are gone")
+            return super().gradient(x, worker, draw)
+
+        def gradient_part(self, x, worker, draw, part, parts):
+            raise dd.BadInput("the data are gone")
+
+    problem, group = in_parts(Refusing(small_net, cross_entropy, data, workers=1), 2), Group(0, 2)
+    said = group._own_part(problem, problem.start(0), 0, 0)
+    assert said.rstrip().endswith("BadInput: the data are gone")
+    assert group._refusal == ("the data are gone" if whole else "")
+
+
 def test_a_rank_that_has_raised_while_the_others_go_on_says_why_it_is_of_no_more_use(monkeypatch):
     monkeypatch.setattr(group, "_GRACE", 0.0)
     rank = Group(0, 2)
@@ -281,6 +298,15 @@ class TestProcesses:
         )
         assert texts[1].startswith("rank 1 of 2: ValueError: rank 1 has a bad sample")
         check_replay(run, tmp_path / "run", problem)
+
+    def test_a_loss_that_cannot_be_split_is_refused_in_one_sentence(self, tmp_path, caplog, capfd):
+        """Its data are at the workers alone, so that nobody can tell before they are there."""
+        loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0]))
+        problem = dd.Network(small_net, loss, Site(tmp_path), 7, workers=2, seed=0)
+        with pytest.raises(dd.BadInput, match=r"^worker \d's first gradient in 2 parts is .* or use ranks=1\.$") as caught:
+            dd.train(dd.DuDe(lr=0.1), problem, dd.RayFleet(ranks=2, cpus=0.5), updates=5, folder=tmp_path / "run")
+        assert not getattr(caught.value, "__notes__", [])
+        assert "Traceback" not in caplog.text + "".join(capfd.readouterr())
 
     def test_what_a_group_claims_is_claimed_by_each_rank(self):
         fleet = dd.RayFleet(ranks=3, cpus=30, gpus=0.25)

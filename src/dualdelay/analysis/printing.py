@@ -93,9 +93,11 @@ def _grid(title: str, first: str, *columns: str) -> Grid:
 def print_rows(
     title: str, rows: Sequence[Sequence[str]], console: Console, caption: str | None = None, *, header: bool = True
 ) -> None:
-    """Print a table of texts whose first row is the headings."""
+    """Print a table of texts whose first row is the headings; without those it is a list of facts, which read from left."""
     grid = _grid(title, *rows[0])
     grid.caption, grid.show_header = caption, header
+    for column in grid.columns[1:] if not header else ():
+        column.justify, column.no_wrap = "left", False
     for row in rows[1:]:
         grid.add_row(*map(Text, row))
     console.print(grid)

@@ -191,7 +191,6 @@ def compare(flags: Compare) -> None:
             on=cluster,
             here=common.tensorboard is not None,
         )
-    save_table(folder / "comparison.parquet", sweep.columns)
     printing.print_comparison(sweep, console)
     figure = shared.print_figure(lambda: draw(sweep, folder / "comparison.png"), console)
     console.print(printing.sentence(sweep))
@@ -200,6 +199,7 @@ def compare(flags: Compare) -> None:
     for k, why in sweep.failed.items():
         console.print(f"failed: {label_of(sweep.points[k])} seed {sweep.points[k]['seed']}: {why}")
     console.print(f"folder: {folder}")
+    save_table(folder / "comparison.parquet", sweep.columns)  # once all is told: on a full disk this fails
     rows = [{"algorithm": name, "seed": seed, **run.summary()} for name, seed, run in sweep.ended]
     shared.finish(common.json, "compare", folder=str(folder), figure=figure, runs=rows, failed=len(sweep.failed))
     if sweep.failed:

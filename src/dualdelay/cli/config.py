@@ -157,6 +157,8 @@ def _fitting(what: str, hint: Any, value: Any) -> Any:
     }
     if kind is float and type(value) in (int, float):
         return float(value)
+    if kind is int and type(value) is float and value.is_integer():  # 1e3, as on the command line
+        return int(value)
     if kind is Path and type(value) is str:
         return Path(value)
     if type(value) is not kind:

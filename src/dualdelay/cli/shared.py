@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from ..core import Problem
-from ..core.errors import BadInput
+from ..core.errors import BadInput, NotSaved
 from ..runs import own
 from ..runs.names import alternatives, distinct, parse, rebuild
 from ..runs.seeds import seeded_problem, seeded_speeds
@@ -112,10 +112,10 @@ def make_console(json: bool) -> Console:
 
 
 def print_figure(draw: Callable[[], Path], console: Console) -> str | None:
-    """Draw a figure and print where it is; without matplotlib, print why there is none."""
+    """Draw a figure and print where it is; without matplotlib or room for it, print why there is none."""
     try:
         path = str(draw())
-    except BadInput as error:
+    except (BadInput, NotSaved) as error:
         console.print(f"no figure: {error}")
         return None
     console.print(f"figure: {path}")

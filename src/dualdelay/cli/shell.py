@@ -146,16 +146,21 @@ def _parsed(name: str, kind: Any, words: Sequence[str], default: Any = None) -> 
     """What the words of a command mean; what they get wrong is told in one line."""
     import tyro
 
+    from .flags import NUMBERS
+
     given = {} if default is None else {"default": default}
     errors = io.StringIO()
     try:
-        with contextlib.redirect_stderr(errors):
+        with contextlib.redirect_stderr(errors), NUMBERS:
             return tyro.cli(kind, prog=f"dualdelay {name}", args=list(words), **given)
     except SystemExit as ended:
         if ended.code in (0, None):
             sys.stdout.flush()  # while what goes wrong with it can still be told
             raise
     raise BadInput(_one_line(errors.getvalue(), name))
+
+
+_KINDS = {"INT": "a whole number, such as 1000 or 1e3", "FLOAT": "a number"}  # what help calls them, in words
 
 
 def _one_line(text: str, name: str) -> str:
@@ -167,9 +172,16 @@ def _one_line(text: str, name: str) -> str:
         meant = re.search(r"meant: (--\S+)", said)
         hint = f"; did you mean {meant[1]}?" if meant else "."
         return f"there is no {unknown[1]} here{hint} {see}"
-    if wrong := re.match(r"Error parsing (\S+): .*?instantiated from \[(.*?)\]", said):
-        expected = re.search(rf"helptext: (?:{re.escape(wrong[1])} )?(\S+)", said)
-        return f"{wrong[1]} is {wrong[2]}; expected {expected[1] if expected else 'something else'}. {see}"
+    if wrong := re.match(r"Error parsing (\S+): .*?(?:instantiated from|parse for arguments:) \[(.*?)\]", said):
+        expected = re.search(rf"helptext: (?:{re.escape(wrong[1])} )?\[?(\S+)", said)
+        kind = expected[1] if expected else "something else"
+        return f"{wrong[1]} is {wrong[2]}; expected {_KINDS.get(kind, kind)}. {see}"
+    if wrong := re.match(r"Error parsing (\S+): ('.*?') is not a whole number", said):
+        return f"{wrong[1]} is {wrong[2]}; expected {_KINDS['INT']}. {see}"
+    if wrong := re.match(r"Error parsing (\S+): could not convert string to float: ('.*?')", said):
+        return f"{wrong[1]} is {wrong[2]}; expected {_KINDS['FLOAT']}. {see}"
+    if lacking := re.match(r"Missing value for argument '(\S+)'", said):
+        return f"{lacking[1]} is given without a value. {see}"
     if lacking := re.match(r"Missing from [^:]*: (\S+)", said):
         return f"{lacking[1]} is missing. {see}"
     return f"{said.partition('Argument helptext')[0].strip().rstrip('.')}. {see}"

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from ..analysis import printing
-from ..core.errors import BadInput, require_path
+from ..core.errors import BadInput, require_path, shortened
 from ..engine.result import Run
 from ..runs.load import kept_in, not_looked_into, run_folders, run_label
-from ..runs.names import label, rebuild
+from ..runs.names import REGISTRIES, label, parameters, rebuild
 from ..runs.outcome import read_run, state_of, user_of
 from ..storage.files import Damaged
 from ..storage.folder import Folder
@@ -34,6 +34,7 @@ _SETTINGS = (
     "metrics",
 )  # of a run, where they are not as usual
 _USUAL: tuple[Any, ...] = (None, [], "cpu", "float32")
+_MANY = 8  # entries of a list: no more of them are shown
 
 
 def show(flags: Show) -> None:
@@ -54,7 +55,7 @@ def _show_run(folder: Path, console: Console, json: bool) -> None:
     place = Folder(folder)
     record = place.record()
     name, facts = run_label(folder, record), _facts(record)
-    facts["size"] = f"{_size(folder) / 1e6:,.1f} MB"
+    facts["size"] = _size(folder)
     printing.print_rows(name, [["", ""], *map(list, facts.items())], console, header=False)
     try:
         run, damage = read_run(folder)
@@ -77,19 +78,38 @@ def _show_run(folder: Path, console: Console, json: bool) -> None:
 
 
 def described(kind: str, description: Mapping[str, Any]) -> str:
-    """What a record says of a method, problem or speed model, in one text."""
+    """What a record says of a problem, fleet or speed model, in one text; one of ours is not built, which may take data."""
+    if "name" in description:
+        return _as_text(kind, description)
     try:
-        return label(rebuild(kind, description)) if kind != "problem" else _as_text(description)
-    except BadInput:  # the user's own
-        return f"{description.get('repr', description.get('class'))}, your own"
+        if kind != "problem":
+            return label(rebuild(kind, description))
+    except BadInput:  # the user's own, and not imported
+        pass
+    return f"{shortened(str(description.get('repr', description.get('class'))))}, your own"
 
 
-def _as_text(description: Mapping[str, Any]) -> str:
-    """A problem's name and settings; it is not built, which may take its data."""
-    if "name" not in description:
-        return f"{description.get('repr', description.get('class'))}, your own"
-    settings = ",".join(f"{key}={value}" for key, value in description.items() if key != "name" and value is not None)
-    return f"{description['name']}[{settings}]"
+def _as_text(kind: str, description: Mapping[str, Any]) -> str:
+    """The name of something of ours, with the settings that are not the defaults."""
+    name, ours = description["name"], REGISTRIES[kind].get(description["name"])
+    usual = {} if ours is None else {key: _text(each.default) for key, each in parameters(ours).items()}
+    given = {key: _text(value) for key, value in description.items() if key != "name" and value is not None}
+    changed = ",".join(f"{key}={text}" for key, text in given.items() if text != usual.get(key))
+    return f"{name}[{shortened(changed)}]" if changed else str(name)
+
+
+def _text(value: Any) -> str:
+    """A setting as a person reads it: numbers rounded, long lists cut short."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, Mapping):
+        name, inside = value.get("name", ""), {key: item for key, item in value.items() if key != "name"}
+        settings = ",".join(f"{key}={_text(item)}" for key, item in inside.items() if item is not None)
+        return f"{name}[{settings}]" if settings or not name else str(name)
+    if isinstance(value, (list, tuple)):
+        some = [_text(item) for item in value[:_MANY]]
+        return f"[{', '.join([*some, *([f'... {len(value):,} in all'] if len(value) > _MANY else [])])}]"
+    return str(value)
 
 
 def _facts(record: RunRecord) -> dict[str, str]:
@@ -102,31 +122,72 @@ def _facts(record: RunRecord) -> dict[str, str]:
     facts |= {"seed": str(record.seed), "to be ended by": _ends(record)}
     for name in _SETTINGS:
         if (value := getattr(record, name)) not in _USUAL:
-            facts[name.replace("_", " ")] = str(value)
+            facts[name.replace("_", " ")] = _SAID.get(name, _text)(value)
     facts["written by"] = f"dualdelay {record.dualdelay}"
     return facts
 
 
+def _optimizer(value: Mapping[str, Any]) -> str:
+    """The server's step, with its schedule."""
+    schedule = f", with the schedule {_own(value['schedule'])}" if value.get("schedule") is not None else ""
+    return f"{'SGD' if value.get('optimizer') is None else _own(value['optimizer'])}{schedule}"
+
+
+def _own(value: Any) -> str:
+    """A part of the server's step: torch's by its text, a function of the user's by its name."""
+    return value if isinstance(value, str) else f"{value['function']}, your own"
+
+
+def _stop(value: Mapping[str, Any]) -> str:
+    """When a run was to stop early."""
+    ends = [] if value["target"] is None else [f"when {value['metric']} is {value['target']:g} or better"]
+    if value["patience"] is not None:
+        ends.append(f"after {printing.counted(value['patience'], 'evaluation')} without a better {value['metric']}")
+    return ", or ".join(ends)
+
+
+_SAID: dict[str, Callable[[Any], str]] = {"optimizer": _optimizer, "stop": _stop, "metrics": ", ".join}
+
+
 def _ends(record: RunRecord) -> str:
     ends = {name: getattr(record, name) for name in _LENGTHS}
-    return ", ".join(f"{name} {value:,g}" for name, value in ends.items() if value is not None)
+    return " or ".join(_length(name, value) for name, value in ends.items() if value is not None)
+
+
+def _length(name: str, value: float) -> str:
+    return f"{name} {value:,}" if isinstance(value, int) else f"{name} {value:,g}"
 
 
 def _next(run: Run, record: RunRecord, folder: Path) -> list[str]:
     """What to type next."""
-    resume = shared.named_again("resume", folder, record, problem=True)
-    if (record.fleet or {}).get("name") == "sites":  # whom to let in is not for a folder to decide
-        resume = f"dualdelay serve ... --folder {shlex.quote(str(folder))}"
     if state_of(run) == "under way":
         return [f"wait until {user_of(folder)} has ended it", f"dualdelay report {shlex.quote(str(folder))}"]
     if run.ended in ("interrupted", "failed"):
-        return [resume]
-    more = f"--updates {2 * record.updates}" if record.updates is not None else f"--time {2 * (record.time or 0):g}"
-    return [shared.named_again("replay", folder, record, problem=True), f"{resume} {more}"]
+        return [_command("resume", folder, record)]
+    more = {"updates": str(2 * record.updates)} if record.updates is not None else {"time": f"{2 * (record.time or 0):g}"}
+    return [_command("replay", folder, record), _command("resume", folder, record, **more)]
 
 
-def _size(folder: Path) -> int:
-    return sum((Path(place) / file).lstat().st_size for place, _, files in os.walk(folder) for file in files)
+def _command(verb: str, folder: Path, record: RunRecord, **more: str) -> str:
+    """What resumes or replays a run: on the shell, or in Python if functions have to be passed again."""
+    functions = [name for name in ("optimizer", "schedule") if isinstance((record.optimizer or {}).get(name), Mapping)]
+    functions += ["metrics"] if record.metrics and verb == "resume" else []
+    if functions:
+        kinds = [
+            kind for kind in ("problem", "algorithm", "speeds") if "name" not in (getattr(record, kind) or {"name": ""})
+        ]
+        again = [*(f"{name}={value}" for name, value in more.items()), *(f"{name}=..." for name in kinds + functions)]
+        return f"dd.{verb}({str(folder)!r}, {', '.join(again)})"
+    command = shared.named_again(verb, folder, record, problem=True)
+    if verb == "resume" and (record.fleet or {}).get("name") == "sites":  # whom to let in is not for a folder to decide
+        command = f"dualdelay serve ... --folder {shlex.quote(str(folder))}"
+    return " ".join([command, *(f"--{name} {value}" for name, value in more.items())])
+
+
+def _size(folder: Path) -> str:
+    """What a folder takes on the disk, in words."""
+    size = sum((Path(place) / file).lstat().st_size for place, _, files in os.walk(folder) for file in files)
+    return f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size / 1e3:,.0f} kB"
 
 
 def _show_runs(folder: Path, console: Console, json: bool) -> None:
@@ -144,7 +205,7 @@ def _show_runs(folder: Path, console: Console, json: bool) -> None:
         numbers = [printing.number(line.get(name)) for name in shown]
         about = [Path(line["folder"]).name, line["algorithm"], str(line["seed"]), line["ended"]]
         rows.append([*about, f"{line['updates']:,}", f"{line['time']:g}", *numbers])
-    printing.print_rows(f"{printing.counted(len(kept.runs), 'run')}, {_size(folder) / 1e6:,.1f} MB", rows, console)
+    printing.print_rows(f"{printing.counted(len(kept.runs), 'run')}, {_size(folder)}", rows, console)
     wrong = {one.path.name: one.why for one in kept.runs if one.state == "damaged"}
     for name, why in wrong.items():
         console.print(f"damaged: {name}: {why}")

@@ -257,6 +257,8 @@ def label(thing: Any) -> str:
 
 
 def _differs(value: Any, default: Any) -> bool:
+    if isinstance(value, list) and isinstance(default, tuple):  # as a folder holds it
+        value = tuple(value)
     try:
         return bool(value != default)
     except (TypeError, ValueError, RuntimeError):  # an array, say, which is nobody's default

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
@@ -129,9 +130,10 @@ def go_on(place: Folder, spec: RunSpec, record: RunRecord, reporting: Reporting,
     ended, now, notes = "", environment(), list[str]()
     if saved is not None and outcome is not None and outcome.get("moment") == saved.content["moment"]:
         ended = outcome["ended"] if outcome.get("config") == record.digest else ""
-        if ended and spec.real:  # no worker needs to be started
+        if spec.real and (ended or _is_enough(spec, outcome)):  # no worker needs to be started
             try:
-                return _as_it_ended(place, spec, record, outcome, place.load() if sharded else saved)
+                run = _as_it_ended(place, spec, record, outcome, place.load() if sharded else saved)
+                return run if ended else _with_new_totals(place, spec, record, outcome, run)
             except BadInput as error:
                 ended, warnings = "", [*warnings, f"{str(error).rstrip('.')}; what the last checkpoint has is taken"]
     for warning in warnings:  # what the run says of itself does not change: the files are written again
@@ -157,15 +159,9 @@ def go_on(place: Folder, spec: RunSpec, record: RunRecord, reporting: Reporting,
             content, alone = divided(content, spec.x.numel())
             content["shards"] = [(0, spec.x.numel(), alone)]
         notes += [f"{problem}; an older checkpoint was used" for problem in problems]
-        version = content["state"]["version"]
-        if spec.updates is not None and version > spec.updates:
-            notes.append(f"the run has made {version} updates already, more than {spec.updates}")
+        notes += _beyond(spec, content["state"]["version"], content["now"])
         if outcome is not None and outcome["ended"] == "stop" and not ended:
-            _log.warning(
-                "the run was stopped early at version %d (%s), and what stopped it still holds; to train on, begin "
-                "another run from it: dd.Server(initial_weights=%r)",
-                *(version, spec.evaluation.early_stop, str(place.path)),
-            )
+            _warn_of_stop(place, spec, content["state"]["version"])
         with starting_workers("the run is as it was saved last") if spec.real else nullcontext():
             loop.load(content, rows)
         if not ended:
@@ -182,6 +178,50 @@ def go_on(place: Folder, spec: RunSpec, record: RunRecord, reporting: Reporting,
                 "are not those of a run that stays where it is"
             )
         return Runner(loop, [member], shown_to, notes, resumed=not moved).run(ended)
+
+
+_BEYOND = re.compile(r"the run has (made \d+ updates|come to time \S+) already, more than \S+")
+
+
+def _beyond(spec: RunSpec, version: int, now: float) -> list[str]:
+    """What is to be said of totals that a run has passed already."""
+    notes = []
+    if spec.updates is not None and version > spec.updates:
+        notes.append(f"the run has made {version} updates already, more than {spec.updates}")
+    if spec.time is not None and now > spec.time:
+        notes.append(f"the run has come to time {now:g} already, more than {spec.time:g}")
+    return notes
+
+
+def _warn_of_stop(place: Folder, spec: RunSpec, version: int) -> None:
+    _log.warning(
+        "the run was stopped early at version %d (%s), and what stopped it still holds; to train on, begin another run "
+        "from it: dd.Server(initial_weights=%r)",
+        *(version, spec.evaluation.early_stop, str(place.path)),
+    )
+
+
+def _is_enough(spec: RunSpec, outcome: Mapping[str, Any]) -> str:
+    """Why a finished run has nothing to do for other totals than it had; empty if it has."""
+    if outcome["ended"] == "stop":  # what stopped it still holds
+        return "stop"
+    if spec.updates is not None and outcome["updates"] >= spec.updates:
+        return "updates"
+    return "time" if spec.time is not None and outcome["time"] >= spec.time else ""
+
+
+def _with_new_totals(place: Folder, spec: RunSpec, record: RunRecord, outcome: Mapping[str, Any], run: Run) -> Run:
+    """A finished run of real workers that is to be no longer than it is; its folder then holds the totals it was given.
+
+    Of the notes that it had, those stay that do not speak of other totals.
+    """
+    if outcome["ended"] == "stop":
+        _warn_of_stop(place, spec, run.version)
+    before = [note for note in run.notes if not _BEYOND.fullmatch(note)]
+    run = replace(run, ended=_is_enough(spec, outcome), notes=(*_beyond(spec, run.version, run.time), *before))
+    place.write_record(record)
+    place.end_anew({**outcome, "ended": run.ended, "notes": list(run.notes), "config": record.digest})
+    return run
 
 
 def _record_losses(loop: Loop, lost: Sequence[str]) -> None:

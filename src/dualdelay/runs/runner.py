@@ -15,7 +15,7 @@ import torch
 from ..batching.replicas import Replicas
 from ..core import Arrival
 from ..core.devices import use_threads, using_threads
-from ..core.errors import BadInput, RunFailed
+from ..core.errors import BadInput, BadWork, DualDelayError, NotSaved, RunFailed
 from ..engine.loop import Loop, passed
 from ..engine.monitor import Monitor
 from ..engine.result import Run, plain, troubles
@@ -189,7 +189,9 @@ class Runner:
         if k not in loop.going:  # it has to be done again by itself
             return
         rows = loop.evaluations[k].rows
-        now = limit if why == "time" and limit is not None else max([loop.now, *(row["time"] for row in rows[-1:])])
+        now = max([loop.now, *(row["time"] for row in rows[-1:])])
+        if why == "time" and limit is not None:
+            now = max(now, limit)  # a run that is to be shorter than it is stays as long as it is
         metrics = self._last_evaluation(k, now)
         self._ending = True
         member.run = result(loop, k, member.spec, metrics, now, why, self._all_notes(k), member.folder)
@@ -255,7 +257,7 @@ class Runner:
             except (Interrupted, ShardLost):
                 raise
             except RunFailed as error:
-                way_on = self._save_at_last(str(error))
+                way_on = self._save_at_last(str(error), error)
                 if not way_on:
                     raise
                 if not self.loop.fleet.real:
@@ -263,8 +265,10 @@ class Runner:
                     raise
                 raise RunFailed(f"{error} {way_on}") from error
             except (Exception, SystemExit, KeyboardInterrupt) as error:
-                why = "" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
-                if way_on := self._save_at_last(why):
+                kind = "" if isinstance(error, DualDelayError) else f"{type(error).__name__}: "  # ours say it themselves
+                why = "" if isinstance(error, KeyboardInterrupt) else f"{kind}{error}"
+                way_on = self._save_at_last(why, error)
+                if way_on and (self.loop.state.version or not isinstance(error, BadWork)):  # else nothing is worth going on
                     error.add_note(way_on)
                 raise
             if self._interrupted[0]:
@@ -286,7 +290,7 @@ class Runner:
             model = self.loop.problem.state_dict(self.loop.x)
             folder.leave(evaluation.table, evaluation.workers.table(), model, why)
 
-    def _save_at_last(self, why: str) -> str:
+    def _save_at_last(self, why: str, cause: BaseException) -> str:
         """Save a run that cannot go on, as far as that can be done, and say how to go on with it."""
         folder = self.members[0].folder
         if folder is None or self._ending:
@@ -299,8 +303,8 @@ class Runner:
         try:
             self._save_and_leave(why)
         except RunFailed as error:
-            stands = "The last checkpoint stands" + ("" if str(error) == why else f" ({error})")
-            return f"{stands}; go on with {way_on}."
+            told = isinstance(cause, NotSaved) and isinstance(error, NotSaved)  # of this disk, whichever file was first
+            return f"{'' if told else f'It could not be saved: {error} '}{_what_stands(folder)}; go on with {way_on}."
         return f"It is saved after {self.loop.state.version} updates; go on with {way_on}."
 
 
@@ -426,6 +430,15 @@ def _nothing_due(loop: Loop) -> RunFailed:
         "(dd.SimulatedFleet(speeds, changes=dd.speeds.announced(absences)), on the shell --absences), or use a method that "
         "waits for nobody (vanilla, or dude after its first update)."
     )
+
+
+def _what_stands(folder: Folder) -> str:
+    """From where a run goes on that could not be saved."""
+    try:
+        has_begun = bool(folder.checkpoints())
+    except NotSaved:  # a disk that cannot even be read
+        has_begun = True
+    return "The last checkpoint stands" if has_begun else "No checkpoint had been written, so it will begin anew"
 
 
 def _way_on(spec: RunSpec, folder: Folder) -> str:

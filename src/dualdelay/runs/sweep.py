@@ -94,7 +94,9 @@ class Sweep(Table):
         places = _places(points)
         ended = [(place, run) for place, run in zip(places, runs, strict=True) if run is not None]
         if not ended:
-            raise RunFailed(f"no run came to its end; the first says: {next(iter(failed.values()))}")
+            k, why = next(iter(failed.items()))
+            first = f"{label_of(self.points[k])} with seed {self.points[k]['seed']}"
+            raise RunFailed(f"no run came to its end. Of the first, {first}: {why}")
         absent = [place for place, run in zip(places, runs, strict=True) if run is None]
         super().__init__(_tidy(ended), list(places[0]), absent)
 

@@ -23,7 +23,8 @@ from torch import Tensor
 from ..core.errors import BadInput, NotSaved
 
 INTACT = "What was saved before is intact"
-RESUME = f"{INTACT}; make room or choose another folder, then resume."  # advice about the files of a run
+RESUME = f"{INTACT}; make room, or move the folder to where there is some, then resume."  # advice about a run's files
+NEW = "No run has begun; choose a folder that can be written, or make room there."  # about a folder that is to be made
 
 
 class Missing(BadInput):
@@ -43,11 +44,17 @@ def report_damage(message: str, reports: list[str] | None) -> None:
 
 @contextmanager
 def disk_errors(action: str, advice: str) -> Iterator[None]:
-    """Raise an OSError anew as NotSaved, which says what could not be done and gives the advice."""
+    """Raise an OSError anew as NotSaved, which says what could not be done and gives the advice.
+
+    What could not be done on the way is not told beside it: one error is enough, that of the whole.
+    """
     try:
         yield
-    except OSError as error:
-        raise NotSaved(f"could not {action} ({error.strerror}). {advice}") from error
+    except (OSError, NotSaved) as error:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(cause, OSError):
+            raise
+        raise NotSaved(f"could not {action} ({cause.strerror}). {advice}") from cause
 
 
 def write(path: Path, data: bytes, advice: str = "Choose another place, or make room there.") -> None:
@@ -111,13 +118,23 @@ def remove(*paths: Path) -> None:
 def make_folder(path: Path) -> None:
     """Create a folder and its parents as far as they do not exist, and bring the new names to the disk."""
     try:
-        new = [place for place in (path, *path.parents) if not place.exists()]
-        path.mkdir(parents=True, exist_ok=True)
-        for place in reversed(new):
-            sync_folder(place.parent)
+        _make_folder(path)
     except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
         reason = error.strerror if isinstance(error, OSError) else error
         raise BadInput(f"the folder {str(path)!r} cannot be made ({reason}); choose another.") from None
+
+
+def make_parent(path: Path) -> None:
+    """Create the folder that a run's is to lie in; if it cannot be made, it is the run's that cannot be saved."""
+    with disk_errors(f"create {path}", NEW):
+        _make_folder(path.parent)
+
+
+def _make_folder(path: Path) -> None:
+    new = [place for place in (path, *path.parents) if not place.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for place in reversed(new):
+        sync_folder(place.parent)
 
 
 def short_digest(data: bytes) -> str:

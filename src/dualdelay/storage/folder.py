@@ -116,13 +116,10 @@ class Folder:
     def create(cls, path: Path, record: RunRecord, x: Tensor, fixed: Mapping[str, Tensor]) -> Folder:
         """Create and lock a folder with its record, initial weights and fixed tensors, all at once or not at all."""
         cls.require_new(path)
-        try:
-            files.make_folder(path.parent)
-        except BadInput as error:
-            raise NotSaved(f"could not create {path}: {error}") from None
+        files.make_parent(path)
         _remove_abandoned(path)
         temporary, lock = _create_beside(path)
-        with files.disk_errors(f"create {path}", "Choose a folder that can be written."):
+        with files.disk_errors(f"create {path}", files.NEW):
             try:
                 for name in ("checkpoints", "trace"):
                     (temporary / name).mkdir()
@@ -381,6 +378,10 @@ class Folder:
         files.write_json(self.path / "result.json", {**now, "files": digests})
         files.remove(*self._parts())
 
+    def end_anew(self, result: Mapping[str, Any]) -> None:
+        """Write what is now said of the end of a finished run, whose other files stay as they are."""
+        files.write_json(self.path / "result.json", result)
+
     def result(self) -> dict[str, Any] | None:
         """How the run ended, or None if it has not; raises Damaged if that cannot be known."""
         try:
@@ -477,7 +478,7 @@ def _create_beside(path: Path) -> tuple[Path, Lock]:
     """Create and lock a folder with a temporary name beside the path."""
     for _ in range(100):
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-        with files.disk_errors(f"create {path}", "Choose a folder that can be written."):
+        with files.disk_errors(f"create {path}", files.NEW):
             temporary.mkdir()
         try:
             lock = Lock(temporary)

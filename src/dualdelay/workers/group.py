@@ -26,6 +26,7 @@ from torch import Tensor
 
 from ..core import Problem
 from ..core.devices import use_threads
+from ..core.errors import BadInput, BadWork
 from ..problems.wrapped import InParts, Part, Wrapped, add_parts, source_of, with_gradients
 from .messages import last_line
 
@@ -64,6 +65,7 @@ class Group:
         self._meeting: Meeting | None = None
         self._store: Any = None
         self._reason = ""  # why the group is of no more use
+        self._refusal = ""  # why the problem's gradients cannot be taken in parts
 
     # --- coming together ---
 
@@ -118,6 +120,8 @@ class Group:
         parts = [self._own_part(problem, y, worker, draw)]
         with self._in_reach():
             parts += [self._receive(rank) for rank in range(1, self.ranks)]
+        if self._refusal:  # of the first rank, and the others say the same
+            raise BadWork(self._refusal)
         for rank, part in enumerate(parts):
             if isinstance(part, str):
                 raise RuntimeError(f"rank {rank} of worker {worker} has failed:\n{part}")
@@ -130,7 +134,9 @@ class Group:
             return problem.problem.gradient_part(y, worker, draw, self.rank, self.ranks)
         except KeyboardInterrupt:
             raise
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, BadInput) and _can_take_whole(problem, y, worker, draw):
+                self._refusal = str(error)
             return traceback.format_exc()
 
     def _receive(self, rank: int) -> Part | str:
@@ -238,6 +244,15 @@ class _Led(Wrapped):
     def set_mean_samples(self, unit: float) -> None:
         self._unit = unit
         self.problem.set_mean_samples(unit)
+
+
+def _can_take_whole(problem: InParts, y: Tensor, worker: int, draw: int) -> bool:
+    """Whether a gradient whose parts were refused can be taken at once: then it is the parts that no second try helps."""
+    try:
+        problem.problem.gradient(y, worker, draw)
+    except Exception:  # of the user's, who is told what the part has raised
+        return False
+    return True
 
 
 def _store(meeting: Meeting, **options: Any) -> Any:
