@@ -707,17 +707,27 @@ class RayShards:
         self._answers([actor.load.remote(given, saved["shards"]) for actor in self.actors])
 
     def _answers(self, calls: Sequence[Any]) -> list[Any]:
-        try:
-            answers: list[Any] = self._ray.get(list(calls))
-        except self._ray.exceptions.RayActorError:
-            raise self._lost() from None
-        except self._ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, DualDelayError):  # such as a disk that is full
-                raise error.cause from None
-            if isinstance(error.cause, NotThere):
-                raise ShardLost("a worker has died while the shards of the server read what it keeps.") from None
-            raise
+        """What calls have come to. All are looked at, also after one that failed: Ray would print what nobody looks at."""
+        answers, failures = [], []
+        for call in calls:
+            try:
+                answers.append(self._ray.get(call))
+            except self._ray.exceptions.RayError as error:
+                failures.append(error)
+        if failures:
+            raise self._failure(failures[0]) from None
         return answers
+
+    def _failure(self, error: Exception) -> Exception:
+        """What to say of a call that has failed."""
+        if isinstance(error, self._ray.exceptions.RayActorError):
+            return self._lost()
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, DualDelayError):  # such as a disk that is full
+            return cause
+        if isinstance(cause, NotThere):
+            return ShardLost("a worker has died while the shards of the server read what it keeps.")
+        return error
 
     def _lost(self) -> ShardLost:
         """What to say of a shard that is gone; waits until Ray knows which it is."""
