@@ -24,12 +24,12 @@ demo: .venv/ready
 	    --time 800 --folder runs/demo
 
 # Four at a time on two cores, the longest first: real workers wait for one another most of the time, and all else takes the time
-# that they leave.
-test: .venv/ready browser
+# that they leave. What the tests need comes before them, beside the types, which need none of it.
+test: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(MAKE) --no-print-directory compiled
-	$(MAKE) --no-print-directory -j 4 real server runs rest people laws offered numeric types
+	$(MAKE) --no-print-directory -j 3 compiled types browser
+	$(MAKE) --no-print-directory -j 4 real people runs server laws rest offered numeric
 
 # what a process of tests imports is compiled once, before several at a time would each compile it for themselves
 compiled: .venv/ready
@@ -40,7 +40,7 @@ types: .venv/ready
 
 # real workers have deadlines: they go first, and Ray is not to put its own processes behind all others
 real: .venv/ready
-	RAY_worker_niceness=0 $(BIN)/pytest -m real
+	RAY_worker_niceness=0 $(IN_MEMORY) $(BIN)/pytest -m real
 
 # all that is not real, in parts that take two to three minutes each: a folder for each room, as in src
 IN_runs := tests/runs
@@ -50,13 +50,15 @@ IN_offered := tests/packaging tests/docs/test_site.py tests/notebooks
 IN_server := tests/batching tests/benchmarks tests/engine tests/storage tests/workers
 IN_rest := tests $(addprefix --ignore=,$(IN_runs) $(IN_laws) $(IN_people) $(IN_offered) $(IN_server))
 AFTER_REAL := nice -n 19
+# a run's folder is flushed to the disk again and again, which thousands of them would wait for
+IN_MEMORY = PYTEST_DEBUG_TEMPROOT=$$($(BIN)/python tests/in_memory.py)
 
 runs laws people offered server rest: .venv/ready
-	$(AFTER_REAL) $(BIN)/pytest -m 'not real and not install' $(IN_$@) $(if $(filter people,$@),$(addprefix --ignore=,$(IN_offered)))
+	$(IN_MEMORY) $(AFTER_REAL) $(BIN)/pytest -m 'not real and not install' $(IN_$@) $(if $(filter people,$@),$(addprefix --ignore=,$(IN_offered)))
 
 # as another kind of processor; ARGUMENTS=--every-case leaves no case out
 numeric: .venv/ready
-	ATEN_CPU_CAPABILITY=$$($(BIN)/python tests/other_processor.py) $(AFTER_REAL) $(BIN)/pytest -m numeric $(ARGUMENTS)
+	ATEN_CPU_CAPABILITY=$$($(BIN)/python tests/other_processor.py) $(IN_MEMORY) $(AFTER_REAL) $(BIN)/pytest -m numeric $(ARGUMENTS)
 
 # the tests of pages and reports drive a browser; what has none skips them and says so
 browser:

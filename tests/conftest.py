@@ -18,6 +18,7 @@ from tables import ALGORITHMS, DUDES
 os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = "(?s).*"  # before Ray is imported: the tests kill workers on purpose
 pytest_plugins = ["browser"]
 processes.AFTER = math.inf  # sweeps stay in this process, where tests count and change things, unless a test says otherwise
+gc.disable()  # until the tests begin: what is collected stays
 torch.set_num_threads(1)  # the tensors are tiny: a second thread would mostly wait
 
 
@@ -38,6 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Torch and thousands of tests stay until the end: the garbage collector need not look through them again and again."""
     gc.freeze()
+    gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

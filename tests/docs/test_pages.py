@@ -88,7 +88,7 @@ def test_the_python_of_a_page_runs_and_prints_what_is_shown_below_it(page: Path,
 
 
 @pytest.mark.parametrize("page", pages_with("sh"))
-def test_the_commands_of_a_page_run(page: Path, folder: Path) -> None:
+def test_the_commands_of_a_page_run(page: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     makefile, project = (ROOT / "Makefile").read_text(), tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for _, _, name, text in FENCE.findall(page.read_text()):
         if name:
@@ -97,6 +97,10 @@ def test_the_commands_of_a_page_run(page: Path, folder: Path) -> None:
         program, *words = shlex.split(line, comments=True) or [""]
         if program == "make":
             assert f"\n{words[0]}:" in makefile
+        elif program == "dualdelay" and words[0] == "data":  # a download, which test_downloads.py and test_texts.py see to
+            with pytest.raises(SystemExit):
+                main([*words, "--folder", "empty", "--source", "nowhere"])
+            assert "source is 'nowhere'" in capsys.readouterr().err, line
         elif program == "dualdelay" and "src/dualdelay/algorithms" not in words:  # test_contributing.py does that in a copy
             main(words)
         elif program == "python":  # an experiment, which takes minutes or hours

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -13,6 +18,24 @@ from ..core.draws import Draws
 from ..core.errors import BadInput, plain_number, require_room, require_whole, require_workers
 from .network import Network, Weighting
 from .splits import Empty, Split, split_samples, unseeded
+
+
+@cache
+def _table() -> npt.NDArray[np.float64]:
+    """A row for each image: its pixels, and which digit it is. To import scikit-learn takes longer than all the rest."""
+    try:
+        package = find_spec("sklearn")
+    except ImportError:
+        package = None
+    if package is None or package.origin is None:
+        raise BadInput("the digits come with scikit-learn, which is not installed: pip install scikit-learn.")
+    path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    if path.exists():
+        return np.loadtxt(path, delimiter=",")
+    from sklearn.datasets import load_digits  # in case that it has moved
+
+    images, labels = load_digits(return_X_y=True)
+    return np.column_stack([images, labels])
 
 
 class Digits(Network):
@@ -52,12 +75,8 @@ class Digits(Network):
         require_workers("workers", workers)
         require_whole("hidden", hidden, 1)
         require_room(f"a network with hidden={hidden}", 4 * 4 * 75 * hidden, "use a smaller hidden")
-        try:
-            from sklearn.datasets import load_digits
-        except ImportError:
-            raise BadInput("the digits come with scikit-learn, which is not installed: pip install scikit-learn.") from None
-        images, labels = load_digits(return_X_y=True)
-        inputs, targets = torch.from_numpy(images).float() / 16.0, torch.from_numpy(labels).long()
+        table = torch.from_numpy(_table())
+        inputs, targets = table[:, :-1].float() / 16.0, table[:, -1].long()
         order = torch.from_numpy(Draws(0, "test").permutation(len(inputs)))  # the same test images whatever the seed
         test, train = order[:360], order[360:]
         dealing = {"alpha": alpha, "empty": empty, "minimum": minimum}
