@@ -12,9 +12,10 @@ from torch import Tensor
 import dualdelay as dd
 from dualdelay.core.aggregate import AggregateState
 from dualdelay.core.state import ShapedState
+from dualdelay.engine import shard
 from dualdelay.engine.half import Half
 from dualdelay.engine.loop import Loop
-from dualdelay.engine.shard import ShardPlan
+from dualdelay.engine.shard import ShardPlan, Store
 from dualdelay.engine.sharded import ShardedLoop
 from dualdelay.engine.slices import Slices
 from dualdelay.runs.optimizer import Optimizer
@@ -104,6 +105,35 @@ def test_the_same_bits_as_a_whole_server_through_absences_and_rejected_gradients
     assert torch.equal(state.weights, found.weights) and (audit is None) == (exact is None)
     if isinstance(state, AggregateState):
         assert audit is not None and audit < 1e-6
+
+
+class Copying(Store):
+    """Where models are copied, so that a shard moves its weights in place, as real ones do."""
+
+    def copies(self, x: Tensor) -> bool:
+        return True
+
+    def put(self, sent: Any) -> Any:
+        return copy.deepcopy(sent)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_same_bits_where_shards_step_block_by_block(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through absences, wakes and models of each worker's own, and with a checkpoint in between."""
+    monkeypatch.setattr(shard, "BLOCK", 64)
+    monkeypatch.setattr(shard, "Store", Copying)
+    made, step = list[dd.Arrival](), shard.Shard._step_by_blocks
+    monkeypatch.setattr(shard.Shard, "_step_by_blocks", lambda self, a: (made.append(a), step(self, a)))
+    method = ALGORITHMS[name]
+    one, other = advanced(whole_server(method)), advanced(shards_of(method, 2), 30)
+    saved, rows = copy.deepcopy(other.save_of(0)), copy.deepcopy(other.rows_of(0, 0))
+    went_on = shards_of(method, 2)
+    went_on.load(saved, rows)
+    for loop in (other, went_on):
+        for _ in range(30):
+            loop.advance()
+        agree(one, loop)
+    assert len(made) > 30
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])

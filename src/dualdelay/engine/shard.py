@@ -19,8 +19,9 @@ from ..core import Algorithm, Arrival, Job, Memory
 from ..core.aggregate import AggregateState, TableFormat
 from ..core.draws import Draws
 from ..core.jobs import NO_PARTS
-from ..core.state import State, Stepper, checksum, pattern_of
+from ..core.state import BLOCK, State, Stepper, checksum, pattern_of
 from ..core.work import Sent
+from .blocks import Blocks
 from .half import METHOD, checked_model
 from .slices import Elsewhere, Lazily, Slices, cut, cut_part, joined, stand_ins, vectors_of
 
@@ -96,16 +97,24 @@ class Shard:
 
     def __init__(self, plan: ShardPlan, place: tuple[int, int], x: Tensor, store: Store) -> None:
         self._plan, self._place, self._store = plan, place, store
-        self.state: State = plan.algorithm.init(x, plan.workers, Draws(plan.seed, "server"))
-        self.state.optimizer = copy.deepcopy(plan.optimizer)
-        if isinstance(self.state, AggregateState):
-            self.state.table_format = plan.table_format
+        self._state: State = plan.algorithm.init(x, plan.workers, Draws(plan.seed, "server"))
+        self._state.optimizer = copy.deepcopy(plan.optimizer)
+        if isinstance(self._state, AggregateState):
+            self._state.table_format = plan.table_format
+        self._blocks: Blocks | None = None  # the same in blocks, which are newer than it, from one step to another
         self._bits = pattern_of(plan.slices.length, x.dtype)
         self._messages: dict[int, dict[MessageName, dict[str, Any]]] = {}  # by worker: what has come and is not absorbed
         self._models: dict[int, Any] = {}  # what was lent to workers, by key
         self._newest = -1  # the key of the model that was lent last
         self._checksums: list[int] = []  # after each arrival since the head asked last
         self._checksum = (-1, 0)  # a version and that of its weights
+
+    @property
+    def state(self) -> State:
+        """What the server knows of this slice; it may be changed."""
+        if self._blocks is not None:
+            self._state, self._blocks = self._blocks.renewed(), None
+        return self._state
 
     # --- what the head tells, in the order in which it happens ---
 
@@ -122,11 +131,34 @@ class Shard:
             del waiting[other]
         value, named_parts = next(iter(parts.values())), parts if is_named else NO_PARTS
         a = Arrival(Job(worker, draw, version), value, time, seconds, loss, size, steps, down, named_parts)
+        if self._goes_by_blocks(parts.values()):
+            self._step_by_blocks(a)
+            return
         if self.state.optimizer is not None and not a.parts:
             self.state.optimizer.observe(self.state.weights, a.value)
         self._plan.algorithm.step(self.state, a)
         if self._checksum[0] != self.state.version:
             self._checksum = (self.state.version, int(checksum(self.state.weights, self._bits)))
+        self._checksums.append(self._checksum[1])
+
+    def _goes_by_blocks(self, message: Iterable[Any]) -> bool:
+        """Whether a step is made block by block: of a long slice, whose weights are changed in place."""
+        state = self._state
+        long = len(state.weights) > BLOCK and state.optimizer is None and self._store.copies(state.weights)
+        return long and all(isinstance(part, Tensor) for part in message)
+
+    def _step_by_blocks(self, a: Arrival) -> None:
+        if self._blocks is None:
+            self._blocks = Blocks(self._state, BLOCK)
+        sums = 0
+        for place, state in self._blocks:
+            own = self._blocks.cut(a.parts or {"": a.value}, *place)
+            parts = own if a.parts else NO_PARTS
+            self._plan.algorithm.step(state, a._replace(value=next(iter(own.values())), parts=parts))
+            if state.version != self._checksum[0]:
+                sums += int(checksum(state.weights, self._bits))
+        if self._blocks.version != self._checksum[0]:
+            self._checksum = (self._blocks.version, total_checksums([[sums]])[0])
         self._checksums.append(self._checksum[1])
 
     def wake(self, time: float) -> None:
@@ -144,11 +176,12 @@ class Shard:
 
     def keep(self, key: int, worker: int | None) -> None:
         """Lend the current model, or what the method makes of it for one worker, until it is dropped."""
-        state = self.state
         if worker is not None:
-            sent = checked_model(self._plan.algorithm, state, worker)
+            sent = checked_model(self._plan.algorithm, self.state, worker)
+        elif self._blocks is not None:
+            sent = self._blocks.weights
         else:
-            sent = state.weights if self._store.copies(state.weights) else state.x
+            sent = self.state.weights if self._store.copies(self.state.weights) else self.state.x
         self._models[key], self._newest = self._store.put(sent), key
 
     def drop(self, keys: Sequence[int]) -> None:
