@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 os.environ["TRITON_INTERPRET"] = "1"  # before an optimiser's first step, which imports Triton: kernels run without a GPU
 
@@ -18,6 +19,8 @@ from tables import ALGORITHMS, DUDES
 os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = "(?s).*"  # before Ray is imported: the tests kill workers on purpose
 pytest_plugins = ["browser"]
 processes.AFTER = math.inf  # sweeps stay in this process, where tests count and change things, unless a test says otherwise
+settings.register_profile("busy", deadline=None)  # a machine may be busy
+settings.load_profile("busy")
 gc.disable()  # until the tests begin: what is collected stays
 torch.set_num_threads(1)  # the tensors are tiny: a second thread would mostly wait
 
