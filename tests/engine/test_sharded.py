@@ -117,11 +117,34 @@ class Copying(Store):
         return copy.deepcopy(sent)
 
 
+class Room:
+    """Memory that weights are put to part by part."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = torch.full_like(x, torch.nan)
+
+    def write(self, start: int, part: Tensor) -> None:
+        self.x[start : start + len(part)] = part
+
+    def place(self) -> Tensor:
+        return self.x
+
+
+class Roomy(Copying):
+    """Where weights are copied part by part, while a step is made."""
+
+    def room(self, x: Tensor) -> Room:
+        return Room(x)
+
+
+@pytest.mark.parametrize("store", [Copying, Roomy], ids=["at once", "part by part"])
 @pytest.mark.parametrize("name", ROWS)
-def test_the_same_bits_where_shards_step_block_by_block(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_bits_where_shards_step_block_by_block(
+    name: str, store: type[Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Through absences, wakes and models of each worker's own, and with a checkpoint in between."""
     monkeypatch.setattr(shard, "BLOCK", 64)
-    monkeypatch.setattr(shard, "Store", Copying)
+    monkeypatch.setattr(shard, "Store", store)
     made, step = list[dd.Arrival](), shard.Shard._step_by_blocks
     monkeypatch.setattr(shard.Shard, "_step_by_blocks", lambda self, a: (made.append(a), step(self, a)))
     method = ALGORITHMS[name]

@@ -91,6 +91,16 @@ def test_what_is_lent_stays_while_it_is_referred_to_here():
     assert reader.copy(name) is None
 
 
+def test_one_that_is_written_part_by_part_cannot_be_read_before_it_is_whole():
+    segments, reader = Segments(), Reader()
+    lent = segments.blank(ROWS.dtype, ROWS.shape)
+    lent.blank()[0] = ROWS[0]
+    assert reader.copy(lent.name) is None and reader.view(lent.name) is None
+    lent.blank()[1] = ROWS[1]
+    lent.finish()
+    assert (reader.copy(lent.name) == ROWS).all() and (lent.array == ROWS).all()
+
+
 def test_a_copy_goes_to_memory_that_fits_or_to_new_memory():
     segments, reader = Segments(), Reader()
     lent = segments.lend(ROWS)

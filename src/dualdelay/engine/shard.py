@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -71,6 +71,16 @@ def named(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {"": value}
 
 
+class Room(Protocol):
+    """Where weights are put part by part."""
+
+    def write(self, start: int, part: Tensor) -> None:
+        """Some of them, from this place on."""
+
+    def place(self) -> Any:
+        """All are there: as of what is put at once, the place."""
+
+
 class Store:
     """Where a shard keeps the models that it lends to workers: here, as they are."""
 
@@ -81,6 +91,10 @@ class Store:
     def put(self, sent: Sent) -> Any:
         """Keep a model; returns its place."""
         return sent
+
+    def room(self, x: Tensor) -> Room | None:
+        """Where weights like these can be put part by part; None: they are put at once."""
+        return None
 
     def get(self, place: Any) -> Sent:
         """A model that was put."""
@@ -102,6 +116,7 @@ class Shard:
         if isinstance(self._state, AggregateState):
             self._state.table_format = plan.table_format
         self._blocks: Blocks | None = None  # the same in blocks, which are newer than it, from one step to another
+        self._copy: tuple[int, Room] | None = None  # a version and its weights, which a worker will be lent probably
         self._bits = pattern_of(plan.slices.length, x.dtype)
         self._messages: dict[int, dict[MessageName, dict[str, Any]]] = {}  # by worker: what has come and is not absorbed
         self._models: dict[int, Any] = {}  # what was lent to workers, by key
@@ -150,13 +165,18 @@ class Shard:
     def _step_by_blocks(self, a: Arrival) -> None:
         if self._blocks is None:
             self._blocks = Blocks(self._state, BLOCK)
-        sums = 0
+        sums, self._copy, before = 0, None, self._blocks.version
         for place, state in self._blocks:
             own = self._blocks.cut(a.parts or {"": a.value}, *place)
             parts = own if a.parts else NO_PARTS
             self._plan.algorithm.step(state, a._replace(value=next(iter(own.values())), parts=parts))
             if state.version != self._checksum[0]:
                 sums += int(checksum(state.weights, self._bits))
+            if state.version != before:  # then somebody is about to be sent it, and it is in the cache now
+                room = self._copy[1] if self._copy is not None else self._store.room(self._state.weights)
+                if room is not None:
+                    room.write(place[0], state.weights)
+                    self._copy = state.version, room
         if self._blocks.version != self._checksum[0]:
             self._checksum = (self._blocks.version, total_checksums([[sums]])[0])
         self._checksums.append(self._checksum[1])
@@ -178,6 +198,10 @@ class Shard:
         """Lend the current model, or what the method makes of it for one worker, until it is dropped."""
         if worker is not None:
             sent = checked_model(self._plan.algorithm, self.state, worker)
+        elif self._blocks is not None and self._copy is not None and self._copy[0] == self._blocks.version:
+            (_, room), self._copy = self._copy, None
+            self._models[key], self._newest = room.place(), key
+            return
         elif self._blocks is not None:
             sent = self._blocks.weights
         else:

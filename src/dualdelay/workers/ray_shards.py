@@ -103,6 +103,22 @@ class _Lent:
         return self._stored
 
 
+class _SharedRoom:
+    """Shared memory that weights are put to part by part."""
+
+    def __init__(self, blank: Lent) -> None:
+        self._blank, self._array = blank, blank.blank()
+
+    def write(self, start: int, part: Tensor) -> None:
+        """Some of them, from this place on."""
+        np.copyto(self._array[start : start + len(part)], as_arrays(part))
+
+    def place(self) -> dict[str, _Lent]:
+        """All are there."""
+        self._blank.finish()
+        return {"": _Lent(None, self._blank, None)}
+
+
 class _Lending(Store):
     """Models where workers reach them: in shared memory if some worker is on this machine.
 
@@ -130,6 +146,11 @@ class _Lending(Store):
 
     def _is_stored(self, size: int) -> bool:
         return _IN_ANSWER < size <= self._piece
+
+    def room(self, x: Tensor) -> _SharedRoom | None:
+        array: Array = as_arrays(x)
+        blank = None if self.segments is None else self.segments.blank(array.dtype, array.shape)
+        return None if blank is None else _SharedRoom(blank)
 
     def get(self, place: dict[str, _Lent]) -> Sent:
         parts = {name: as_tensors(lent.array) for name, lent in place.items()}

@@ -70,14 +70,15 @@ class Segment:
         """Whether nobody needs what is in it, here or elsewhere."""
         return not self.held and bool((self._words[_RELEASED:] >= self._words[_STAMP]).all())
 
-    def write(self, array: Array, stamp: int) -> Name:
-        """Copy a vector into it."""
+    def begin(self, dtype: str, shape: tuple[int, ...], stamp: int) -> Name:
+        """From now on what was in it is gone, and a vector is written that will have this name."""
         size, key = self.offset + self.size, int(self._words[_KEY])
-        name = Name(os.getpid(), self._fd, size, key, stamp, self.offset, array.dtype.str, array.shape)
         self._words[_STAMP] = _WRITING
-        np.copyto(self.view(name), array)
-        self._words[_STAMP] = stamp
-        return name
+        return Name(os.getpid(), self._fd, size, key, stamp, self.offset, dtype, shape)
+
+    def end(self, name: Name) -> None:
+        """The vector is whole."""
+        self._words[_STAMP] = name.stamp
 
     def view(self, name: Name) -> Array:
         """What is in it."""
@@ -99,10 +100,18 @@ class Lent:
     @property
     def array(self) -> Array:
         """The vector, not to be written to; as long as that is referred to, so is this object."""
-        array = self._segment.view(self.name)
+        array = self.blank()
         array.flags.writeable = False
         weakref.finalize(array, _let_go, self).atexit = False
         return array
+
+    def blank(self) -> Array:
+        """The memory that the vector is written to."""
+        return self._segment.view(self.name)
+
+    def finish(self) -> None:
+        """The vector is whole: others may read it."""
+        self._segment.end(self.name)
 
 
 def _let_go(what: object) -> None:
@@ -119,20 +128,33 @@ class Segments:
     def put(self, array: Array) -> Name | None:
         """Copy a vector to where others can read it until all readers are done with it; None if nothing can be shared."""
         segment = self._free(array.nbytes)
-        return None if segment is None else self._write(segment, array)
+        if segment is None:
+            return None
+        name = segment.begin(array.dtype.str, array.shape, self._next())
+        np.copyto(segment.view(name), array)
+        segment.end(name)
+        return name
 
     def lend(self, array: Array) -> Lent | None:
         """The same until nobody here refers to it any more."""
-        segment = self._free(array.nbytes)
-        return None if segment is None else Lent(segment, self._write(segment, array))
+        lent = self.blank(array.dtype, array.shape)
+        if lent is not None:
+            np.copyto(lent.blank(), array)
+            lent.finish()
+        return lent
+
+    def blank(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Lent | None:
+        """The same of a vector that is not written yet."""
+        segment = self._free(dtype.itemsize * math.prod(shape))
+        return None if segment is None else Lent(segment, segment.begin(dtype.str, shape, self._next()))
 
     def probe(self) -> Name | None:
         """What others can find out by whether they reach this process."""
         return self.put(np.zeros(1))
 
-    def _write(self, segment: Segment, array: Array) -> Name:
+    def _next(self) -> int:
         self._stamp += 1
-        return segment.write(array, self._stamp)
+        return self._stamp
 
     def _free(self, size: int) -> Segment | None:
         """A segment of that size that nobody needs, an old one or a new one."""
