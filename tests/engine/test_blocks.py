@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import dataclass, field, fields
+from typing import NamedTuple
+
 import torch
 
 import dualdelay as dd
 from dualdelay.core import Arrival, Job
 from dualdelay.core.state import State
-from dualdelay.engine.blocks import Blocks
+from dualdelay.engine.blocks import Blocks, can_be_cut
 
 LENGTH = 200
 
@@ -49,3 +53,35 @@ def test_what_is_no_vector_is_each_blocks_own() -> None:
     state = method.init(torch.zeros(LENGTH), 1, dd.Draws(0, "server"))
     states: list[State] = [block for _, block in Blocks(state, 64)]
     assert len({id(block.missing) for block in states}) == len(states) == 4
+
+
+class Pair(NamedTuple):
+    number: int
+    vector: torch.Tensor
+
+
+@dataclass
+class Mixed(State):
+    pairs: list[Pair] = field(default_factory=list)
+    both: tuple[torch.Tensor, float] = (torch.zeros(LENGTH), 0.5)
+    rows: torch.Tensor = field(default_factory=lambda: torch.arange(2.0 * LENGTH).reshape(2, LENGTH))
+    small: torch.Tensor = field(default_factory=lambda: torch.ones(3))
+
+
+def test_tuples_tables_and_small_tensors_are_cut_and_put_together() -> None:
+    state = Mixed(torch.zeros(LENGTH), 2, pairs=[Pair(1, torch.arange(float(LENGTH)))])
+    assert all(can_be_cut(getattr(state, f.name)) for f in fields(state))
+    blocks = Blocks(state, 64)
+    for (start, stop), block in blocks:
+        assert block.pairs[0].number == 1 and torch.equal(block.pairs[0].vector, torch.arange(float(start), stop))
+        assert block.rows.shape == (2, stop - start) and len(block.both[0]) == stop - start and len(block.small) == 3
+        block.pairs = [*block.pairs, Pair(2, block.rows[1] + 1)]
+        block.small += 1
+    whole = blocks.renewed()
+    assert isinstance(whole.pairs[1], Pair) and torch.equal(whole.pairs[1].vector, whole.rows[1] + 1)
+    assert torch.equal(whole.rows, torch.arange(2.0 * LENGTH).reshape(2, LENGTH)) and whole.small.tolist() == [2, 2, 2]
+    assert whole.both[1] == 0.5
+
+
+def test_what_nobody_knows_how_to_cut_is_not_cut() -> None:
+    assert not can_be_cut(deque([torch.zeros(LENGTH)])) and not can_be_cut({"a": [object()]})

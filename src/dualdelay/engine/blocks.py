@@ -15,7 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.draws import Draws
 from ..core.state import State
+
+
+def can_be_cut(value: Any) -> bool:
+    """Whether it is known how something in a state is cut: tensors, also in dicts, lists and tuples, and plain values."""
+    if isinstance(value, dict):
+        return all(map(can_be_cut, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(can_be_cut, value))
+    return value is None or isinstance(value, (Tensor, bool, int, float, str, set, frozenset, Draws))
 
 
 class Blocks:
@@ -63,8 +73,8 @@ class Blocks:
             return value[..., start:stop] if value.shape[-1:] == (self._length,) else value.clone()
         if isinstance(value, dict):
             return {name: self._part(part, start, stop) for name, part in value.items()}
-        if isinstance(value, list):
-            return [self._part(part, start, stop) for part in value]
+        if isinstance(value, (list, tuple)):
+            return _like(value, [self._part(part, start, stop) for part in value])
         return copy.deepcopy(value)
 
     def _joined(self, parts: Sequence[Any]) -> Any:
@@ -76,9 +86,14 @@ class Blocks:
             return _beside(parts) if vectors else first
         if isinstance(first, dict):
             return {name: self._joined([part[name] for part in parts]) for name in first}
-        if isinstance(first, list):
-            return [self._joined(items) for items in zip(*parts, strict=True)]
+        if isinstance(first, (list, tuple)):
+            return _like(first, [self._joined(items) for items in zip(*parts, strict=True)])
         return first
+
+
+def _like(value: Any, parts: list[Any]) -> Any:
+    """A list or a tuple of the same type with other entries."""
+    return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
 
 
 def _beside(parts: Sequence[Tensor]) -> Tensor:

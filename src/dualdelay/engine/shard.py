@@ -21,7 +21,7 @@ from ..core.draws import Draws
 from ..core.jobs import NO_PARTS
 from ..core.state import BLOCK, State, Stepper, checksum, pattern_of
 from ..core.work import Sent
-from .blocks import Blocks
+from .blocks import Blocks, can_be_cut
 from .half import METHOD, checked_model
 from .slices import Elsewhere, Lazily, Slices, cut, cut_part, joined, stand_ins, vectors_of
 
@@ -160,7 +160,9 @@ class Shard:
         """Whether a step is made block by block: of a long slice, whose weights are changed in place."""
         state = self._state
         long = len(state.weights) > BLOCK and state.optimizer is None and self._store.copies(state.weights)
-        return long and all(isinstance(part, Tensor) for part in message)
+        if not long or not all(isinstance(part, Tensor) for part in message):
+            return False
+        return self._blocks is not None or all(can_be_cut(getattr(state, f.name)) for f in fields(state))
 
     def _step_by_blocks(self, a: Arrival) -> None:
         if self._blocks is None:
