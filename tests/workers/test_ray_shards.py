@@ -177,9 +177,29 @@ def test_a_worker_that_dies_while_shards_read_what_it_keeps_sends_the_server_bac
     shards.close()
 
 
-def test_a_step_that_fails_in_a_shard_ends_the_run_with_its_words():
+def test_who_waits_for_a_shard_that_was_to_pass_something_on_hears_of_its_death():
+    import ray
+
+    plan = ShardPlan(dd.DuDe(0.1), 2, 0, None, "full", Slices(128, 2), torch.float32)
+    shards = RayShards(ray, plan, torch.zeros(128), 1, SMALL, parts.PartFiles(), share=False)
+    os.kill(shards.places[0][1], signal.SIGKILL)
+    shards.tell("first")  # the second shard hears of this by the first
+    with pytest.raises(ShardLost, match="shard 0 of 2 has died"):
+        shards.ask("checksums")
+    shards.close()
+
+
+def test_a_step_that_fails_in_a_shard_ends_the_run_with_its_words_and_is_not_saved(tmp_path):
     with pytest.raises(dd.RunFailed, match=r"shard 0 of the server failed: .*the weights are tired"):
-        dd.train(Fragile(0.01), Wide(weights=1000), dd.RayFleet(cpus=0.25, shards=1), updates=10**6)
+        dd.train(
+            Fragile(0.01),
+            Wide(weights=1000),
+            dd.RayFleet(cpus=0.25, shards=1),
+            updates=10**6,
+            folder=tmp_path / "run",
+            checkpoint_every=40,
+        )
+    assert dd.load(tmp_path / "run").version == 80  # it failed after 101
 
 
 def watching(state: object, arrival: object) -> None:

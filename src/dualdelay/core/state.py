@@ -201,5 +201,5 @@ def checksum(tensor: Tensor, pattern: torch.dtype | None = None) -> int | Tensor
 
 def is_finite(tensor: Tensor) -> bool:
     """Whether every entry is finite; a finite sum of squares settles it in one pass."""
-    flat = tensor if tensor.ndim == 1 else tensor.view(-1)
+    flat = tensor if tensor.ndim == 1 else tensor.reshape(-1)
     return math.isfinite(flat.dot(flat).item()) or bool(torch.isfinite(tensor).all())

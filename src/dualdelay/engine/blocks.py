@@ -21,7 +21,7 @@ from ..core.state import State
 
 def can_be_cut(value: Any) -> bool:
     """Whether it is known how something in a state is cut: tensors, also in dicts, lists and tuples, and plain values."""
-    if isinstance(value, dict):
+    if type(value) is dict:
         return all(map(can_be_cut, value.values()))
     if isinstance(value, (list, tuple)):
         return all(map(can_be_cut, value))

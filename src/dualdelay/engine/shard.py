@@ -167,18 +167,18 @@ class Shard:
     def _step_by_blocks(self, a: Arrival) -> None:
         if self._blocks is None:
             self._blocks = Blocks(self._state, BLOCK)
-        sums, self._copy, before = 0, None, self._blocks.version
+        sums, before, room = 0, self._blocks.version, None
         for place, state in self._blocks:
             own = self._blocks.cut(a.parts or {"": a.value}, *place)
             parts = own if a.parts else NO_PARTS
             self._plan.algorithm.step(state, a._replace(value=next(iter(own.values())), parts=parts))
             if state.version != self._checksum[0]:
                 sums += int(checksum(state.weights, self._bits))
-            if state.version != before:  # then somebody is about to be sent it, and it is in the cache now
-                room = self._copy[1] if self._copy is not None else self._store.room(self._state.weights)
-                if room is not None:
-                    room.write(place[0], state.weights)
-                    self._copy = state.version, room
+            if state.version != before and place[0] == 0:  # then somebody is about to be sent it
+                room = self._store.room(self._state.weights)
+            if room is not None:
+                room.write(place[0], state.weights)
+        self._copy = None if room is None else (self._blocks.version, room)
         if self._blocks.version != self._checksum[0]:
             self._checksum = (self._blocks.version, total_checksums([[sums]])[0])
         self._checksums.append(self._checksum[1])

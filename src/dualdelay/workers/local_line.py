@@ -76,6 +76,9 @@ class LocalLine:
         except OSError as error:
             self._line.close()
             raise LineLost(f"there is nobody at {address[1:]!r}: {error}") from error
+        if not _is_ours(self._line):
+            self._line.close()
+            raise LineLost(f"whoever listens at {address[1:]!r} is another user.")
         self._answers = self._line.makefile("rb")
 
     def send(self, line: bytes) -> None:

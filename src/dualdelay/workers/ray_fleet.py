@@ -264,8 +264,12 @@ class _Whole(Worker):
     def evaluate(self, request: EvaluationRequest, x: Any) -> Evaluated | None:
         try:
             return super().evaluate(request, self._read(x))
-        except NotThere:
-            return None
+        except NotThere:  # it was given up, but this worker is to be asked for another one
+            with self._turn:
+                known, self._evaluated, self._part = self._evaluated == request, request, None
+                self._turn.notify_all()
+            text = "the model of this evaluation is not there any more"
+            return None if known else Evaluated(request.worker, request.incarnation, request.evaluation, text)
 
     def aside(self, request: EvaluationRequest, x: Any) -> Evaluated | None:
         try:
@@ -543,6 +547,7 @@ class RayTransport:
         self._shards: RayShards | None = None  # those of the server, if it has any
         self._segments = Segments()  # models, where workers share memory with the server
         self._near: dict[int, Reader] = {}  # those workers, and how their messages are read
+        self._incarnations: dict[int, int] = {}  # of the processes that were started last
         try:
             for module in MODULES.values():  # the user's files, which the workers need not have
                 ray.cloudpickle.register_pickle_by_value(module)
@@ -609,6 +614,7 @@ class RayTransport:
 
     def start(self, worker: int, incarnation: int) -> None:
         self.stop(worker)
+        self._incarnations[worker] = incarnation
         fleet = self._fleet
         options: dict[str, Any] = {"num_cpus": fleet.cpus, "num_gpus": fleet.gpus, "max_restarts": 0, "max_task_retries": 0}
         if worker < len(fleet.resources):
@@ -779,7 +785,8 @@ class RayTransport:
         if isinstance(notice, Ready):
             address = {node["NodeID"]: node["NodeManagerAddress"] for node in self._ray.nodes()}.get(notice.node, "")
             self._pids[f"{address} {notice.pid}"] = (worker, incarnation)
-            if notice.probe is not None and (reader := Reader()).reaches(notice.probe):
+            current = incarnation == self._incarnations.get(worker)
+            if current and notice.probe is not None and (reader := Reader()).reaches(notice.probe):
                 self._near[worker] = reader
         elif isinstance(notice, Reply):
             notice = self._with_message(notice)

@@ -36,7 +36,7 @@ from ..engine.shard import Call, MessageName, Shard, ShardPlan, Store, cut_messa
 from ..engine.sharded import ShardLost
 from ..engine.slices import STAND_IN, Elsewhere, stand_ins, vectors_of
 from .local_line import LineLost, LocalLine, ask_all, listen, tell_all
-from .messages import Array, Pushed, Reply, as_arrays, as_tensors, size_of_kept
+from .messages import Array, Pushed, Reply, as_arrays, as_tensors, last_line, size_of_kept
 from .shared_memory import Lent, Name, Reader, Segments, name_of
 
 SHARD = "dualdelay shard "  # begins the names of our actors
@@ -232,6 +232,8 @@ class ShardActor:
             try:
                 for name, args in calls:
                     getattr(self.shard, name)(*args)
+                    if name == "leave":  # its memory is let go of; if it comes back, that is another process
+                        self._near.pop(args[0], None)
             except Exception:  # a user's method may raise anything
                 self._failure = traceback.format_exc()
         async with self._turn:
@@ -241,6 +243,7 @@ class ShardActor:
     async def ask(self, number: int, name: str, args: Sequence[Any]) -> Any:
         """What the shard answers, after as many batches as the number says."""
         await self._after(number)
+        self._require_whole()
         answer = asyncio.get_running_loop().run_in_executor(self._aside, partial(getattr(self.shard, name), *args))
         return as_arrays(await answer)
 
@@ -253,11 +256,17 @@ class ShardActor:
             async with self._turn:
                 await self._turn.wait_for(lambda: self._done >= number)
 
+    def _require_whole(self) -> None:
+        """Refuse to say or save anything after a step that has failed half way."""
+        if self._failure:
+            raise RunFailed(f"shard {self._number} of the server failed: {last_line(self._failure)}")
+
     # --- checkpoints ---
 
     async def save(self, number: int, folder: Path, moment: int) -> str:
         """Write a checkpoint; returns the file's name."""
         await self._after(number)
+        self._require_whole()
         return self._files.write(folder, moment, f"{self._number}.shard", self.shard.save())
 
     async def load(self, content: Mapping[str, Any], pieces: Sequence[Any]) -> None:
@@ -318,6 +327,7 @@ class ShardActor:
     async def weights(self, number: int, start: int, stop: int) -> Array:
         """Some of the current weights, after as many batches as the number says."""
         await self._after(number)
+        self._require_whole()
         array: Array = as_arrays(self.shard.state.weights[start:stop])
         return array
 
@@ -464,11 +474,14 @@ class ShardLine:
         bounds = self._slices.places
         shared = [(k, place) for k, place in enumerate(places) if isinstance(place, Name)]
         for k, place in shared:
-            out = np.empty(self._slices.length, place.dtype) if out is None else out
-            self._read(k, place, out[slice(*bounds[k])])
+            out = np.empty((*place.shape[:-1], self._slices.length), place.dtype) if out is None else out
+            target = out[..., slice(*bounds[k])]
+            read = self._read(k, place, target)
+            if read is not target:  # it has another shape or type: numpy says so
+                np.copyto(target, read, casting="no")
         for start, array in self._parts(key, name, places):
-            out = np.empty(self._slices.length, array.dtype) if out is None else out
-            np.copyto(out[start : start + len(array)], array)
+            out = np.empty((*array.shape[:-1], self._slices.length), array.dtype) if out is None else out
+            np.copyto(out[..., start : start + array.shape[-1]], array)
         assert out is not None
         return out
 
@@ -728,13 +741,19 @@ class RayShards:
         self._answers([actor.load.remote(given, saved["shards"]) for actor in self.actors])
 
     def _answers(self, calls: Sequence[Any]) -> list[Any]:
-        """What calls have come to. All are looked at, also after one that failed: Ray would print what nobody looks at."""
-        answers, failures = [], []
+        """What calls have come to. All are looked at, also after one that failed: Ray would print what nobody looks at.
+
+        After a death none is waited for: the others may wait for what the dead one was to pass on.
+        """
+        answers, failures, died = [], list[Exception](), False
         for call in calls:
+            if died and not self._ray.wait([call], timeout=0)[0]:
+                continue
             try:
                 answers.append(self._ray.get(call))
             except self._ray.exceptions.RayError as error:
                 failures.append(error)
+                died = died or isinstance(error, self._ray.exceptions.RayActorError)
         if failures:
             raise self._failure(failures[0]) from None
         return answers

@@ -192,8 +192,10 @@ class Reader:
         if view is not None or mapped is None:
             return view
         segment, words = mapped
-        words[_RELEASED + name.reader] = _WRITING
         if words[_STAMP] != name.stamp:
+            return None
+        words[_RELEASED + name.reader] = _WRITING
+        if words[_STAMP] != name.stamp:  # it was written to just now
             return None
         view = _vector(segment, name)
         view.flags.writeable = False
