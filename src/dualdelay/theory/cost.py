@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 
 from ..core.errors import BadInput
 from ..core.settings import check_settings, positive, whole, zero_or_more
+from ..workers.messages import INLINE
 from .footprint import Footprint
 from .machine import Machine
 
-INLINE = 90_000
-"""Bytes of a model up to which it travels in the request."""
 PIECE = 2**26
 """Bytes of a shard's slice that travel at once."""
 _FREED = 100  # objects that nobody needs any more after which Ray frees them

@@ -16,6 +16,8 @@ from ..core.compression import Packed, size_of
 from ..engine.slices import Elsewhere
 
 Array = npt.NDArray[Any]
+INLINE = 90_000
+"""Bytes of a model or a message up to which it travels in the call, as Ray lets 100 kB do: three times as quick."""
 
 
 class JobRequest(NamedTuple):

@@ -35,6 +35,7 @@ from ..engine.shard import ShardPlan
 from ..engine.slices import elsewhere
 from .group import Group, Meeting, Place, joint_environment
 from .messages import (
+    INLINE,
     Array,
     Died,
     Evaluated,
@@ -61,7 +62,6 @@ from .worker import Worker
 _MOST_PROCESSORS = 1e6
 _MOST_RANKS = 10_000
 _REPEATED_BY_US = "A worker died or was killed|has been marked dead|Raylet is terminated"  # Ray need not say it as well
-_INLINE = 90_000  # bytes of a model up to which it travels in the request, as Ray lets 100 kB do: three times as quick
 _FREED_SOON = ("RAY_free_objects_period_milliseconds", "50")  # after a second, Ray's own, gigabytes of old messages wait
 _ACTOR = "dualdelay worker "  # begins the names of our actors
 _NO_TOKEN = (
@@ -258,7 +258,7 @@ class _Whole(Worker):
         return reply
 
     def _shared(self, part: Any) -> Any:
-        large = isinstance(part, np.ndarray) and part.nbytes > _INLINE
+        large = isinstance(part, np.ndarray) and part.nbytes > INLINE
         return (self._messages.put(part) if large and self._messages is not None else None) or part
 
     def evaluate(self, request: EvaluationRequest, x: Any) -> Evaluated | None:
@@ -689,7 +689,7 @@ class RayTransport:
     def put(self, x: Sent) -> Any:
         """Copy a model to shared memory if a worker is here, else to Ray's store, or if it is small into each request."""
         arrays = as_arrays(x)
-        if size_of(x) <= _INLINE:
+        if size_of(x) <= INLINE:
             return copy.deepcopy(arrays)
         return (_SharedModel.of(arrays, self._segments) if self._near else None) or self._ray.put(arrays)
 

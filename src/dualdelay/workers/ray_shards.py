@@ -36,7 +36,7 @@ from ..engine.shard import Call, MessageName, Shard, ShardPlan, Store, cut_messa
 from ..engine.sharded import ShardLost
 from ..engine.slices import STAND_IN, Elsewhere, stand_ins, vectors_of
 from .local_line import LineLost, LocalLine, ask_all, listen, tell_all
-from .messages import Array, Pushed, Reply, as_arrays, as_tensors, last_line, size_of_kept
+from .messages import INLINE, Array, Pushed, Reply, as_arrays, as_tensors, last_line, size_of_kept
 from .shared_memory import Lent, Name, Reader, Segments, name_of
 
 SHARD = "dualdelay shard "  # begins the names of our actors
@@ -44,7 +44,6 @@ NOT_FINITE = "values that are not finite"
 _NOTICED = 10.0  # seconds in which Ray notices that a process is gone
 _HEAD = -1  # in place of a worker's number
 _CHILDREN = 2  # shards that each one passes on to what the head says
-_SHARED = 90_000  # bytes of a message from which it is put into shared memory; a smaller one travels in the call
 _IN_ANSWER = 4 << 20  # bytes of a slice up to which whoever pulls it gets it in the answer: no object to ask its owner for
 
 
@@ -578,7 +577,7 @@ class ShardLine:
         """Put large vectors where the shards on this machine can read them, which are then sent the names alone."""
         for part, vector in named(message).items():
             shared = None
-            if self._near and isinstance(vector, np.ndarray) and vector.nbytes > _SHARED:
+            if self._near and isinstance(vector, np.ndarray) and vector.nbytes > INLINE:
                 shared = self._segments.put(vector)
             if shared is not None:
                 whole = (0, None) if isinstance(message, Mapping) and not self._messages[part] else None
