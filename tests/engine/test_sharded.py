@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+import math
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -118,23 +119,29 @@ class Copying(Store):
 
 
 class Room:
-    """Memory that weights are put to part by part."""
+    """Memory that weights are put to part by part, and in which workers read them."""
 
     def __init__(self, x: Tensor) -> None:
         self.x = torch.full_like(x, torch.nan)
 
-    def write(self, start: int, part: Tensor) -> None:
-        self.x[start : start + len(part)] = part
+    def write(self, start: int, part: Tensor) -> Tensor:
+        return self.x[start : start + len(part)].copy_(part)
 
     def place(self) -> Tensor:
         return self.x
 
 
 class Roomy(Copying):
-    """Where weights are copied part by part, while a step is made."""
+    """Where weights are put part by part, while a step is made; there may be no room left for more than so many."""
 
-    def room(self, x: Tensor) -> Room:
-        return Room(x)
+    most: ClassVar[float] = math.inf
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def room(self, x: Tensor) -> Room | None:
+        self.count += 1
+        return Room(x) if self.count <= self.most else None
 
 
 @pytest.mark.parametrize("store", [Copying, Roomy], ids=["at once", "part by part"])
@@ -157,6 +164,27 @@ def test_the_same_bits_where_shards_step_block_by_block(
             loop.advance()
         agree(one, loop)
     assert len(made) > 30
+
+
+@pytest.mark.parametrize("most", [math.inf, 3, 0])
+def test_what_is_lent_where_it_is_never_changes(most: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the shard does meanwhile, and whether there is room for the next version or not."""
+    monkeypatch.setattr(shard, "BLOCK", 64)
+    monkeypatch.setattr(Roomy, "most", most)
+    method, x = dd.DuDe(LR, start="zeros"), torch.linspace(-1.0, 1.0, WEIGHTS)
+    one = ShardPlan(method, N, 0, None, "full", Slices(WEIGHTS, 1), x.dtype).shard(0, x.clone(), Roomy())
+    state, lent = method.init(x, N, dd.Draws(0, "server")), list[tuple[Tensor, Tensor]]()
+    for key in range(8):
+        gradient = torch.randn(WEIGHTS, generator=torch.Generator().manual_seed(key))
+        one.push(key % N, (0, key), {"": gradient})
+        one.step(((key % N, key, key), float(key), 1.0, 0.0, 4 * WEIGHTS, 1, 0), False, (0, key))
+        method.step(state, dd.Arrival(dd.Job(key % N, key, key), gradient, float(key), 1.0, 0.0))
+        if key == 5:
+            one.save()  # which looks at the whole
+        one.keep(key, None)
+        assert torch.equal(one.lent(key), state.x)
+        lent.append((one.lent(key), one.lent(key).clone()))
+    assert all(torch.equal(now, then) for now, then in lent)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])

@@ -19,7 +19,7 @@ from dualdelay.engine.slices import Elsewhere, Slices
 from dualdelay.storage import parts
 from dualdelay.workers.messages import JobRequest, Pushed, Reply
 from dualdelay.workers.ray_fleet import _SlicedActor
-from dualdelay.workers.ray_shards import _IN_ANSWER, AtWorker, RayShards
+from dualdelay.workers.ray_shards import _IN_ANSWER, NOT_FINITE, AtWorker, NotThere, RayShards
 from helpers import check_replay, kinds
 from real import Fragile, Wide, kill
 
@@ -109,11 +109,11 @@ def test_slices_of_one_model_may_travel_in_different_ways(weights, piece, tmp_pa
     check_replay(run, folder, problem)
 
 
+@pytest.mark.parametrize("weights", [100_000, 600_000], ids=["copied", "side by side"])
 @pytest.mark.parametrize("piece", [64 << 20, SMALL], ids=["whole slices", "pieces"])
-def test_a_worker_on_the_same_machine_shares_memory_with_the_shards_and_one_elsewhere_gets_the_same(piece):
+def test_a_worker_on_the_same_machine_shares_memory_with_the_shards_and_one_elsewhere_gets_the_same(piece, weights):
     import ray
 
-    weights = 100_000
     plan = ShardPlan(dd.DuDe(0.5), 2, 0, None, "full", Slices(weights, 2), torch.float32)
     shards = RayShards(ray, plan, torch.arange(float(weights)), 1, piece, parts.PartFiles(), share=False)
     near, far, gradients = shards.line(), shards.line(), torch.randn(2, weights)
@@ -125,12 +125,30 @@ def test_a_worker_on_the_same_machine_shares_memory_with_the_shards_and_one_else
         reply = line.push(worker, Reply(request, gradients[worker].numpy(), False, 0.0, 0.0))
         assert reply.pushed == Pushed(4 * weights) and len(reply.value) == 1
         shards.tell("step", [[worker, 0, 0], 0.0, 0.0, 0.0, 0, 1, 0], False, [0, 0])
+    for worker, line in enumerate((near, far)):  # of which the shards hear nothing
+        request, bad = JobRequest(worker, 0, 1, 1, 0, 0), gradients[worker].clone()
+        bad[-1] = torch.nan
+        assert line.push(worker, Reply(request, bad.numpy(), False, 0.0, 0.0)).pushed == Pushed(4 * weights, NOT_FINITE)
     lent = shards.lent()
     shards.tell("keep", lent.key, None)
     shards.flush()
     model = near.pull(lent.key).copy()
-    assert (model == far.pull(lent.key)).all()
+    assert bool(near._laid) == (weights > 500_000) and near.is_there  # slices of that length begin with a page
+    assert (model == far.pull(lent.key)).all() and far.is_there
     assert (torch.from_numpy(model) == torch.arange(float(weights)) - 0.5 * gradients.sum(0) / 2).all()
+    near.pull(lent.key)
+    key, lent = lent.key, None
+    for sequence in (2, 3):  # it is dropped, and written over
+        reply = Reply(JobRequest(0, 0, sequence, sequence, 0, 0), gradients[0].numpy(), False, 0.0, 0.0)
+        assert near.push(0, reply).pushed == Pushed(4 * weights)
+        shards.tell("step", [[0, sequence, 0], 0.0, 0.0, 0.0, 0, 1, 0], False, [0, sequence])
+        lent = shards.lent()
+        shards.tell("keep", lent.key, None)
+        shards.flush()
+        far.pull(lent.key)
+    assert near.is_there == (weights < 500_000)
+    with pytest.raises(NotThere):
+        near.pull(key)
     near.close()
     shards.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import resource
 import signal
 import subprocess
@@ -13,7 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from dualdelay.workers.shared_memory import Name, Reader, Segments
+import dualdelay as dd
+from dualdelay.core import Problem
+from dualdelay.core.state import BLOCK
+from dualdelay.engine.half import Half
+from dualdelay.workers.messages import EvaluationRequest, JobRequest
+from dualdelay.workers.ray_fleet import _WholeActor
+from dualdelay.workers.shared_memory import Name, Overlay, Reader, Segments
 
 ROWS = np.arange(24.0, dtype=np.float32).reshape(2, 3, 4)
 
@@ -108,6 +115,108 @@ def test_a_copy_goes_to_memory_that_fits_or_to_new_memory():
     assert reader.copy(lent.name, out) is out and (out == ROWS).all()
     for other in (np.empty(3, np.float32), np.empty(ROWS.shape)):
         assert (reader.copy(lent.name, other) == ROWS).all()
+
+
+def test_who_looks_at_a_vector_that_is_put_is_shown_all_of_it_part_by_part():
+    segments, parts, vector = Segments(readers=1), list[np.ndarray](), np.arange(BLOCK + 4.0)
+    name = segments.put(vector.reshape(4, -1)[:, :3], parts.append)
+    assert (np.concatenate(parts) == vector.reshape(4, -1)[:, :3].reshape(-1)).all()
+    assert (Reader().view(name) == vector.reshape(4, -1)[:, :3]).all()
+    parts.clear()
+    assert (Reader().view(segments.put(vector, parts.append)) == vector).all()
+    assert [len(part) for part in parts] == [BLOCK, 4]
+
+
+def test_what_nobody_is_going_to_read_makes_room_for_the_next():
+    segments, vectors = Segments(readers=2), [ROWS, -ROWS]
+    names = [segments.put(vector) for vector in vectors]
+    segments.take_back(names[0])
+    assert is_free(segments) == [True, False]
+    assert segments.put(ROWS).key == names[0].key
+
+
+PAGE = mmap.PAGESIZE // 4  # numbers in a page
+
+
+def test_slices_of_several_processes_lie_side_by_side_and_what_is_written_there_is_seen_by_nobody_else():
+    lenders, reader, overlay = (Segments(), Segments()), Reader(), Overlay(np.dtype(np.float32), 3 * PAGE + 7)
+    whole = np.arange(3 * PAGE + 7, dtype=np.float32)
+    for turn in (1, 2):
+        lent = [s.lend(turn * part) for s, part in zip(lenders, (whole[: 2 * PAGE], whole[2 * PAGE :]), strict=True)]
+        assert reader.lay(lent[0].name, overlay, 0) and reader.lay(lent[1].name, overlay, 8 * PAGE)
+        assert (overlay.array == turn * whole).all()
+        overlay.array[::100] = -1.0
+        assert (np.concatenate([each.array for each in lent]) == turn * whole).all()
+        assert all(reader.has(each.name) for each in lent)
+        names = [each.name for each in lent]
+        del lent
+    assert lenders[0].lend(whole[: 2 * PAGE]).name.key == names[0].key  # written to again
+    assert not reader.has(names[0]) and not reader.lay(names[0], overlay, 0) and reader.has(names[1])
+
+
+def test_pages_must_meet_where_vectors_lie_side_by_side():
+    segments, reader, overlay = Segments(), Reader(), Overlay(np.dtype(np.float32), 2 * PAGE - 1)
+    page, less = segments.lend(np.ones(PAGE, np.float32)), segments.lend(np.ones(PAGE - 1, np.float32))
+    assert not reader.lay(page.name, overlay, 4)
+    assert not reader.lay(less.name, overlay, 0)  # nothing could lie right behind it
+    assert reader.lay(less.name, overlay, 4 * PAGE)
+    for wrong in ({"fd": 10**6}, {"key": page.name.key + 1}):
+        assert not reader.lay(page.name._replace(**wrong), overlay, 0)
+    assert overlay.array[:PAGE].sum() == 0.0
+
+
+class Interrupted(Problem):
+    """A gradient in the middle of which something happens."""
+
+    workers = 1
+    meanwhile = staticmethod(lambda: None)
+
+    def start(self, seed: int) -> torch.Tensor:
+        return torch.zeros(PAGE)
+
+    def gradient(self, x: torch.Tensor, worker: int, draw: int) -> tuple[torch.Tensor, float]:
+        x += 1.0  # a model of its own
+        self.meanwhile()
+        return 2 * x, 0.0
+
+    def measure(self, x: torch.Tensor, worker: int, samples=None):
+        self.meanwhile()
+        return {"loss": float(x.sum()), "samples": 1}
+
+    def samples(self, worker: int) -> int:
+        return 1
+
+    def evaluate(self, x: torch.Tensor) -> dict[str, float]:
+        return {"objective": 0.0}
+
+    def fingerprint(self) -> str:
+        return "interrupted"
+
+
+def test_what_is_made_of_a_model_that_was_written_over_meanwhile_is_no_answer():
+    """Only the model of a job that nobody waits for is written over, but that one at any time."""
+    problem, server = Interrupted(), Segments()
+    actor = _WholeActor(0, 0, problem, Half(dd.VanillaASGD(1.0)), 1)
+    assert actor.share(server.probe()) is not None
+
+    def written_over() -> None:
+        nonlocal lent
+        lent = None
+        others = [server.lend(np.full(PAGE, 9.0, np.float32)) for _ in range(2)]  # in whatever is free
+        lent = others[0]
+
+    lent = server.lend(np.full(PAGE, 3.0, np.float32))
+    reply = actor.compute(JobRequest(0, 0, 1, 1, 0, -1), lent.name, None)
+    assert (reply.value == 8.0).all() and (lent.array == 3.0).all()
+    evaluation = EvaluationRequest(0, 0, 1, None)
+    assert actor.evaluate(evaluation, lent.name).part["loss"] == 3.0 * PAGE
+    problem.meanwhile = written_over
+    for sequence in (2, 2):  # nor if it is asked for again
+        assert actor.compute(JobRequest(0, 0, sequence, sequence, 0, -1), lent.name, None) is None
+    lent = server.lend(np.full(PAGE, 3.0, np.float32))
+    assert "not there any more" in actor.evaluate(evaluation._replace(evaluation=2), lent.name).part
+    problem.meanwhile = lambda: None
+    assert (actor.compute(JobRequest(0, 0, 3, 3, 0, -1), lent.name, None).value == 20.0).all()
 
 
 def test_nobody_is_reached_that_is_not_there():

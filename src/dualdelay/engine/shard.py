@@ -74,8 +74,8 @@ def named(value: Any) -> Mapping[str, Any]:
 class Room(Protocol):
     """Where weights are put part by part."""
 
-    def write(self, start: int, part: Tensor) -> None:
-        """Some of them, from this place on."""
+    def write(self, start: int, part: Tensor) -> Tensor:
+        """Some of them, from this place on; returns them where they are then."""
 
     def place(self) -> Any:
         """All are there: as of what is put at once, the place."""
@@ -116,7 +116,7 @@ class Shard:
         if isinstance(self._state, AggregateState):
             self._state.table_format = plan.table_format
         self._blocks: Blocks | None = None  # the same in blocks, which are newer than it, from one step to another
-        self._copy: tuple[int, Room] | None = None  # a version and its weights, which a worker will be lent probably
+        self._room: tuple[int, Room] | None = None  # a version, and where its weights are if workers can read them there
         self._bits = pattern_of(plan.slices.length, x.dtype)
         self._messages: dict[int, dict[MessageName, dict[str, Any]]] = {}  # by worker: what has come and is not absorbed
         self._models: dict[int, Any] = {}  # what was lent to workers, by key
@@ -176,9 +176,10 @@ class Shard:
                 sums += int(checksum(state.weights, self._bits))
             if state.version != before and place[0] == 0:  # then somebody is about to be sent it
                 room = self._store.room(self._state.weights)
-            if room is not None:
-                room.write(place[0], state.weights)
-        self._copy = None if room is None else (self._blocks.version, room)
+            if room is not None:  # where workers may read them, so that the next step makes new ones
+                state.weights, state.lent = room.write(place[0], state.weights), True
+        if room is not None:
+            self._room, self._state.weights = (self._blocks.version, room), self._blocks.weights  # the old ones go
         if self._blocks.version != self._checksum[0]:
             self._checksum = (self._blocks.version, total_checksums([[sums]])[0])
         self._checksums.append(self._checksum[1])
@@ -200,9 +201,8 @@ class Shard:
         """Lend the current model, or what the method makes of it for one worker, until it is dropped."""
         if worker is not None:
             sent = checked_model(self._plan.algorithm, self.state, worker)
-        elif self._blocks is not None and self._copy is not None and self._copy[0] == self._blocks.version:
-            (_, room), self._copy = self._copy, None
-            self._models[key], self._newest = room.place(), key
+        elif self._blocks is not None and self._room is not None and self._room[0] == self._blocks.version:
+            self._models[key], self._newest = self._room[1].place(), key
             return
         elif self._blocks is not None:
             sent = self._blocks.weights
@@ -278,7 +278,7 @@ class Shard:
             self.state.optimizer.load(saved["optimizer"])
         self._models = {key: self._store.put(model) for key, model in saved["models"].items()}
         self._newest = max(self._models, default=-1)
-        self._messages, self._checksums, self._checksum = {}, [], (-1, 0)
+        self._messages, self._checksums, self._checksum, self._room = {}, [], (-1, 0), None
 
     def sliced(self, memory: Memory) -> dict[str, Any]:
         """The part of what a worker keeps that belongs to this slice."""

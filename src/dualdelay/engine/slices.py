@@ -20,6 +20,7 @@ from ..core.errors import BadInput
 
 STAND_IN = 1  # numbers that stand in for a vector
 GRAIN = 64  # weights of which slices have multiples: the last few of a vector may be rounded otherwise than the rest
+COARSE = 4096  # the same of long slices, which then begin with a page of memory, whatever the weights' type
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,9 @@ class Slices:
     @cached_property
     def places(self) -> tuple[tuple[int, int], ...]:
         """The first weight of each slice, and the one after its last."""
-        each, more = divmod(self.length // GRAIN, self.count)
-        bounds = [GRAIN * (each * k + min(k, more)) for k in range(self.count)]
+        grain = COARSE if self.length >= COARSE * GRAIN * self.count else GRAIN
+        each, more = divmod(self.length // grain, self.count)
+        bounds = [grain * (each * k + min(k, more)) for k in range(self.count)]
         return tuple(zip(bounds, [*bounds[1:], self.length], strict=True))
 
 

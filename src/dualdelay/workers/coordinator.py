@@ -493,7 +493,9 @@ class Coordinator(Fleet):
             self._dispatch(record)
 
     def _take_evaluated(self, record: WorkerRecord, notice: Evaluated) -> None:
-        record.evaluating, part = None, notice.part
+        part = notice.part
+        if record.evaluating is not None and record.evaluating.evaluation == notice.evaluation:  # it may be a late one
+            record.evaluating = None
         if is_part(part):
             record.last_evaluation_seconds = part.get("seconds", 0.0)
             record.evaluation_seconds += record.last_evaluation_seconds

@@ -55,7 +55,7 @@ from .output import Output
 from .ray_shards import AtWorker, Files, NotThere, RayShards, ShardLine
 from .security import authenticates, is_loopback, own_token, require_answer, require_here, require_same_ray, require_secure
 from .settings import WorkerFleet
-from .shared_memory import Name, Reader, Segments
+from .shared_memory import Name, Overlay, Reader, Segments
 from .transport import Transport
 from .worker import Worker
 
@@ -235,7 +235,8 @@ class _Whole(Worker):
 
     _server: Reader  # of what the server shares, if it does
     _messages: Segments | None = None  # of what is shared with it
-    _model_copy: Array | None = None  # which the next one overwrites
+    _overlay: Overlay | None = None  # in which a model lies that is not copied
+    _laid: Name | None = None  # that model
 
     def share(self, probe: Name | None) -> Name | None:
         self._server = Reader()
@@ -247,8 +248,12 @@ class _Whole(Worker):
     def compute(self, request: JobRequest, x: Any, held: Any, near: bool = False) -> Reply | None:
         """Do a job; whoever is near reads the message where it is."""
         try:
-            reply = super().compute(request, self._read(x) if request.sequence > self._sequence else None, held)
+            known = request.sequence <= self._sequence  # then no model is needed
+            reply = super().compute(request, None if known else self._read(x), held)
         except NotThere:
+            return None
+        if not (known or self._is_there):
+            self._forget_reply()
             return None
         if reply is None or reply.error or not near:
             return reply
@@ -262,14 +267,15 @@ class _Whole(Worker):
         return (self._messages.put(part) if large and self._messages is not None else None) or part
 
     def evaluate(self, request: EvaluationRequest, x: Any) -> Evaluated | None:
+        gone = Evaluated(*request[:3], "the model of this evaluation is not there any more")  # it was given up: ask again
         try:
-            return super().evaluate(request, self._read(x))
-        except NotThere:  # it was given up, but this worker is to be asked for another one
+            evaluated = super().evaluate(request, self._read(x))
+        except NotThere:
             with self._turn:
                 known, self._evaluated, self._part = self._evaluated == request, request, None
                 self._turn.notify_all()
-            text = "the model of this evaluation is not there any more"
-            return None if known else Evaluated(request.worker, request.incarnation, request.evaluation, text)
+            return None if known else gone
+        return evaluated if evaluated is None or self._is_there else gone
 
     def aside(self, request: EvaluationRequest, x: Any) -> Evaluated | None:
         try:
@@ -278,11 +284,21 @@ class _Whole(Worker):
             return None
 
     def _read(self, x: Any) -> Any:
-        """A model as it was sent, in memory of this process."""
-        if isinstance(x, Name) and self._half.is_default:
-            self._model_copy = self._copied(x, self._model_copy)
-            return self._model_copy
+        """A model as it was sent, in memory of this process; what is made of it counts if it is there afterwards."""
+        self._laid = None
+        if isinstance(x, Name) and self._half.is_default and len(x.shape) == 1:
+            kind = np.dtype(x.dtype)
+            if self._overlay is None or (self._overlay.array.dtype, self._overlay.array.shape) != (kind, x.shape):
+                self._overlay = Overlay(kind, *x.shape)
+            if self._server.lay(x, self._overlay, 0):
+                self._laid = x
+                return self._overlay.array
         return each_part(x, self._copied)
+
+    @property
+    def _is_there(self) -> bool:
+        """Whether the server still lends the model that was read last, or that was copied."""
+        return self._laid is None or self._server.has(self._laid)
 
     def _copied(self, part: Any, out: Array | None = None) -> Any:
         if not isinstance(part, Name):
@@ -321,6 +337,9 @@ class _Sliced(Worker):
         known, start = request.sequence <= self._sequence, time.perf_counter()  # then no model is needed
         try:
             reply = super().compute(request, None if known else self._line.pull(x), self._line.memory(held))
+            if not (known or self._line.is_there):
+                self._forget_reply()
+                return None
             if reply is None or reply.error or reply.pushed is not None:
                 return reply
             reply = self._line.push(self._worker, reply)
@@ -335,7 +354,14 @@ class _Sliced(Worker):
 
     def evaluate(self, request: EvaluationRequest, x: Any) -> Evaluated | None:
         make = super().evaluate
-        return self._with_model(request, lambda: make(request, self._line.pull(x)))
+
+        def evaluated() -> Evaluated | None:
+            answer = make(request, self._line.pull(x))
+            if not self._line.is_there:
+                raise NotThere
+            return answer
+
+        return self._with_model(request, evaluated)
 
     def aside(self, request: EvaluationRequest, x: Any) -> Evaluated | None:
         make = super().aside

@@ -37,7 +37,7 @@ from ..engine.sharded import ShardLost
 from ..engine.slices import STAND_IN, Elsewhere, stand_ins, vectors_of
 from .local_line import LineLost, LocalLine, ask_all, listen, tell_all
 from .messages import INLINE, Array, Pushed, Reply, as_arrays, as_tensors, last_line, size_of_kept
-from .shared_memory import Lent, Name, Reader, Segments, name_of
+from .shared_memory import Lent, Name, Overlay, Reader, Segments, name_of
 
 SHARD = "dualdelay shard "  # begins the names of our actors
 NOT_FINITE = "values that are not finite"
@@ -106,11 +106,11 @@ class _SharedRoom:
     """Shared memory that weights are put to part by part."""
 
     def __init__(self, blank: Lent) -> None:
-        self._blank, self._array = blank, blank.blank()
+        self._blank, self._weights = blank, torch.from_numpy(blank.blank())
 
-    def write(self, start: int, part: Tensor) -> None:
-        """Some of them, from this place on."""
-        np.copyto(self._array[start : start + len(part)], as_arrays(part))
+    def write(self, start: int, part: Tensor) -> Tensor:
+        """Some of them, from this place on; returns them where they are then."""
+        return self._weights[start : start + len(part)].copy_(part)
 
     def place(self) -> dict[str, _Lent]:
         """All are there."""
@@ -300,8 +300,8 @@ class ShardActor:
         place = await self._lent(key)
         return None if place is None else {name: lent.name for name, lent in place.items()}
 
-    async def _push_near(self, worker: int, name: Sequence[int], parts: Mapping[str, Sequence[Any]]) -> bool:
-        return await self.push(worker, (name[0], name[1]), {part: name_of(value) for part, value in parts.items()})
+    async def _push_near(self, worker: int, name: Sequence[int], parts: Mapping[str, Sequence[Any]]) -> None:
+        await self.push(worker, (name[0], name[1]), {part: name_of(value) for part, value in parts.items()})
 
     async def pull(self, key: int) -> dict[str, Any] | None:
         """A model that is lent, as soon as it is, by name: its numbers, their place in Ray's store, or how many there are.
@@ -330,14 +330,13 @@ class ShardActor:
         array: Array = as_arrays(self.shard.state.weights[start:stop])
         return array
 
-    async def push(self, worker: int, name: MessageName, parts: Mapping[str, Any]) -> bool:
-        """A worker's message, or the last of it; whether all its numbers are finite."""
+    async def push(self, worker: int, name: MessageName, parts: Mapping[str, Any]) -> None:
+        """A worker's message, or the last of it; all its numbers are finite."""
         tensors = {part: self._tensor(worker, value) for part, value in parts.items()}
         whole = {**self._buffers.get((worker, name), {}), **tensors}
         for key in [key for key in self._buffers if key[0] == worker and key[1] <= name]:  # also what a dead process began
             del self._buffers[key]
         self.shard.push(worker, name, whole)
-        return all(map(is_finite, whole.values()))
 
     def _tensor(self, worker: int, value: Any) -> Tensor:
         """A part of a worker's message, however it came."""
@@ -394,6 +393,8 @@ class ShardLine:
         self._shapes = {n: (*shape[:-1], length) if self._messages[n] else tuple(shape) for n, shape in shapes.items()}
         self._kind = np.dtype(str(plan.dtype).removeprefix("torch."))
         self._buffers: dict[str, Array] = {}
+        self._overlay: Overlay | None = None  # in which the slices of a model lie that is not copied
+        self._laid: list[Name] = []  # those slices
         self._files = files
         self._near: dict[int, tuple[Reader, LocalLine]] = {}  # shards on this machine: how they are read and asked
 
@@ -414,8 +415,14 @@ class ShardLine:
         self._segments = Segments(readers=len(self._near))
 
     def pull(self, key: int, fresh: bool = False) -> Any:
-        """A model, put together in memory of this process, which the next one overwrites unless a ``fresh`` one is made."""
+        """A model in memory of this process, which the next one overwrites unless a ``fresh`` one is made.
+
+        What is made of it counts if it ``is_there`` afterwards.
+        """
         places = self._lent(key)
+        self._laid = []
+        if not fresh and (model := self._side_by_side(places)) is not None:
+            return model
         whole = {}
         for name in places[0]:
             if not self._models.get(name, True):  # what is evaluated is the weights alone, without a name
@@ -426,6 +433,25 @@ class ShardLine:
             if not fresh:
                 self._buffers[name] = whole[name]
         return whole[""] if whole.keys() == {""} else whole
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the shards still lend the model that was pulled last, or a copy of it was made."""
+        return all(self._near[k][0].has(name) for k, name in enumerate(self._laid))
+
+    def _side_by_side(self, places: Sequence[Any]) -> Array | None:
+        """A model whose slices all are in shared memory, without a copy; None if it has to be put together otherwise."""
+        names = [place.get("") for place in places]
+        if not all(isinstance(name, Name) and len(name.shape) == 1 for name in names):
+            return None
+        kind = np.dtype(names[0].dtype)
+        if self._overlay is None or self._overlay.array.dtype != kind:
+            self._overlay = Overlay(kind, self._slices.length)
+        for k, (name, (start, _)) in enumerate(zip(names, self._slices.places, strict=True)):
+            if not self._near[k][0].lay(name, self._overlay, kind.itemsize * start):
+                return None
+        self._laid = names
+        return self._overlay.array
 
     def _lent(self, key: int) -> list[Any]:
         """What shards lend under that key, each its slice."""
@@ -535,7 +561,10 @@ class ShardLine:
             for name, part in named(message).items()
         }
         if not fault:
-            fault = "" if self._send(worker, reply, message) else NOT_FINITE
+            cut = [cut_message(message, self._messages, *place) for place in self._slices.places]
+            fault = self._share(message, cut)
+            if not fault:
+                self._send(worker, reply, message, cut)
         return reply._replace(value=few[""] if alone else few, pushed=Pushed(size, fault))
 
     def _fault(self, message: Any) -> str:
@@ -556,10 +585,35 @@ class ShardLine:
                 return f"numbers of type torch.{kind}{of}, expected torch.{self._kind}"
         return ""
 
-    def _send(self, worker: int, reply: Reply, message: Any) -> bool:
+    def _share(self, message: Any, cut: Sequence[dict[str, Any]]) -> str:
+        """Put large vectors where the shards on this machine can read them, which are then sent the names alone.
+
+        What is wrong with the numbers of the message, in words, comes back; then nobody is going to read it.
+        """
+        is_fine, names = True, list[Name]()
+
+        def look(part: Array) -> None:
+            nonlocal is_fine
+            is_fine = is_fine and is_finite(torch.from_numpy(part))
+
+        for part, vector in named(message).items():
+            shared = None
+            if self._near and isinstance(vector, np.ndarray) and vector.nbytes > INLINE:
+                shared = self._segments.put(vector, look)
+            if shared is None:
+                look(as_arrays(unpacked(vector)) if isinstance(vector, Packed) else vector)
+                continue
+            names.append(shared)
+            whole = (0, None) if isinstance(message, Mapping) and not self._messages[part] else None
+            for reader, k in enumerate(self._near):
+                start, stop = whole or self._slices.places[k]
+                cut[k][part] = shared._replace(start=start, stop=stop, reader=reader)
+        for shared in () if is_fine else names:
+            self._segments.take_back(shared)
+        return "" if is_fine else NOT_FINITE
+
+    def _send(self, worker: int, reply: Reply, message: Any, cut: list[dict[str, Any]]) -> None:
         name = (reply.request.incarnation, reply.request.sequence)
-        cut = [cut_message(message, self._messages, *place) for place in self._slices.places]
-        self._share(message, cut)
         for part in named(message):
             vectors = {k: p[part] for k, p in enumerate(cut) if isinstance(p[part], np.ndarray)}
             if any(vector.nbytes > self._piece for vector in vectors.values()):
@@ -570,20 +624,9 @@ class ShardLine:
         if len(near) < len(self._near):  # something small is among it, which travels in a call of Ray's
             near = []
         calls = [shard.push.remote(worker, name, cut[k]) for k, shard in enumerate(self._shards) if k not in near]
-        finite = self._ask("push", [[worker, name, cut[k]] for k in near]) if near else []
-        return all([*finite, *_got(calls)])
-
-    def _share(self, message: Any, cut: Sequence[dict[str, Any]]) -> None:
-        """Put large vectors where the shards on this machine can read them, which are then sent the names alone."""
-        for part, vector in named(message).items():
-            shared = None
-            if self._near and isinstance(vector, np.ndarray) and vector.nbytes > INLINE:
-                shared = self._segments.put(vector)
-            if shared is not None:
-                whole = (0, None) if isinstance(message, Mapping) and not self._messages[part] else None
-                for reader, k in enumerate(self._near):
-                    start, stop = whole or self._slices.places[k]
-                    cut[k][part] = shared._replace(start=start, stop=stop, reader=reader)
+        if near:
+            self._ask("push", [[worker, name, cut[k]] for k in near])
+        _got(calls)
 
     def _send_pieces(self, worker: int, name: MessageName, part: str, vectors: Mapping[int, Array]) -> None:
         """Send slices of a vector that are too large to be sent at once."""

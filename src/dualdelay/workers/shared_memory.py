@@ -8,19 +8,23 @@ has it is gone, however that ended: nothing can be left behind. Linux alone has 
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
 import os
 import secrets
+import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..core.state import BLOCK
 from .messages import Array
 
-_PAGE = 4096  # vectors begin at a multiple of it
+_PAGE = mmap.PAGESIZE  # vectors begin at a multiple of it
 _KEY, _STAMP, _RELEASED = 0, 1, 2  # words of a segment's head: which it is, what is in it, what each reader is done with
 _MOST = 256  # segments that one process makes of a kind: each takes one of its file descriptors
 _WRITING = 0  # the stamp of a vector that is not whole
@@ -84,6 +88,11 @@ class Segment:
         """What is in it."""
         return _vector(self._map, name)
 
+    def take_back(self, name: Name) -> None:
+        """Nobody is going to read the vector of that name, if that is what is in it."""
+        if name.key == self._words[_KEY]:
+            self._words[_RELEASED:] = np.maximum(self._words[_RELEASED:], name.stamp)
+
     def release(self) -> None:
         """Nobody here needs any more what is in it."""
         self.held = False
@@ -125,15 +134,27 @@ class Segments:
         """Of what is put here so many other processes say when they are done with it."""
         self._readers, self._segments, self._stamp = readers, list[Segment](), _WRITING
 
-    def put(self, array: Array) -> Name | None:
-        """Copy a vector to where others can read it until all readers are done with it; None if nothing can be shared."""
+    def put(self, array: Array, look: Callable[[Array], None] = lambda part: None) -> Name | None:
+        """Copy a vector to where others can read it until all readers are done with it; None if nothing can be shared.
+
+        Whoever has to ``look`` at its numbers is shown each part as it is copied: it is in the processor's cache then.
+        """
         segment = self._free(array.nbytes)
         if segment is None:
             return None
         name = segment.begin(array.dtype.str, array.shape, self._next())
-        np.copyto(segment.view(name), array)
+        source, target = array.reshape(-1), segment.view(name).reshape(-1)
+        for start in range(0, len(source), BLOCK):
+            part = source[start : start + BLOCK]
+            np.copyto(target[start : start + BLOCK], part)
+            look(part)
         segment.end(name)
         return name
+
+    def take_back(self, name: Name) -> None:
+        """Nobody is going to read a vector that was put."""
+        for segment in self._segments:
+            segment.take_back(name)
 
     def lend(self, array: Array) -> Lent | None:
         """The same until nobody here refers to it any more."""
@@ -203,6 +224,28 @@ class Reader:
         self._views[asked] = view
         return view
 
+    def has(self, name: Name) -> bool:
+        """Whether a vector is there, whole and still the same."""
+        mapped = self._mapped(name)
+        return mapped is not None and bool(mapped[1][_STAMP] == name.stamp)
+
+    def lay(self, name: Name, memory: Overlay, place: int) -> bool:
+        """Put a whole vector to a place of an overlay, in bytes; False if it is not there any more, or cannot be put there.
+
+        Nothing is copied: what was read there counts if this process still ``has`` the vector afterwards.
+        """
+        if not self.has(name):
+            return False
+        try:
+            fd = os.open(f"/proc/{name.pid}/fd/{name.fd}", os.O_RDWR)
+            try:
+                same = os.pread(fd, 8, 8 * _KEY) == name.key.to_bytes(8, sys.byteorder)
+                return same and memory.lay(place, fd, name.offset, math.prod(name.shape) * np.dtype(name.dtype).itemsize)
+            finally:
+                os.close(fd)
+        except OSError:
+            return False
+
     def copy(self, name: Name, out: Array | None = None) -> Array | None:
         """A copy of a vector, in ``out`` if that is given; None if it is not there any more, or not all the time."""
         mapped = self._mapped(name)
@@ -228,6 +271,39 @@ class Reader:
                 return None
             self._maps[name.key] = (segment, words)
         return self._maps[name.key]
+
+
+class Overlay:
+    """Memory of this process in which segments of others lie side by side, as a vector of its own that may be written to.
+
+    The kernel copies a page when somebody here writes into it: nobody else sees that, and nothing else is copied.
+    """
+
+    def __init__(self, dtype: np.dtype[Any], length: int) -> None:
+        self._map = mmap.mmap(-1, max(1, dtype.itemsize * length))
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self.array: Array = np.ndarray((length,), dtype, self._map)
+        """The vector; it refers to the memory, and another segment may be laid under it at any time."""
+
+    def lay(self, place: int, fd: int, offset: int, size: int) -> bool:
+        """Put so many bytes of a file there; whether that could be: pages must meet, and only the last may be a part."""
+        if place % _PAGE or offset % _PAGE or (size % _PAGE and place + size < self.array.nbytes):
+            return False
+        flags = mmap.MAP_PRIVATE | _MAP_FIXED  # whatever was written there before is gone
+        laid = _libc().mmap(self._address + place, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, offset)
+        return bool(laid == self._address + place)
+
+
+_MAP_FIXED = 0x10  # of Linux: at that address, in place of what is there
+
+
+@cache
+def _libc() -> Any:
+    """The C library, whose mmap takes an address, as Python's does not."""
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_size_t
+    libc.mmap.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    return libc
 
 
 def _vector(segment: mmap.mmap, name: Name) -> Array:

@@ -115,6 +115,11 @@ class Worker:
             self._reply, self._keep = reply, keep
         return reply
 
+    def _forget_reply(self) -> None:
+        """Nothing is answered to the last request, also if it is repeated: its model was not there all the time."""
+        with self._turn:
+            self._reply, self._keep = None, None
+
     def poll(self, request: PollRequest) -> None:
         """The job with that number is to end, now or as soon as it has come, and any before it."""
         with self._turn:
