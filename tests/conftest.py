@@ -23,6 +23,7 @@ settings.register_profile("busy", deadline=None)  # a machine may be busy
 settings.load_profile("busy")
 gc.disable()  # until the tests begin: what is collected stays
 torch.set_num_threads(1)  # the tensors are tiny: a second thread would mostly wait
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which who starts tests in the background may have switched off
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
 from dualdelay.engine.evaluation import Schedule, default_schedule
+from dualdelay.workers.messages import Evaluated
 from helpers import ROUNDED, rounding
 from own import mlp, shards
 from virtual import VirtualRun, fleet_of
@@ -102,6 +103,20 @@ def test_a_gradient_goes_before_an_evaluation_and_at_most_one_is_pending() -> No
             if record.evaluating is not None and wanted is not None and wanted[1].time > 0.0 and record.queue:
                 assert record.jobs_done > wanted[1].asked[record.number]  # a job went first
     assert len(here.loop.rows) >= 3
+
+
+def test_a_late_answer_does_not_stand_for_the_evaluation_that_is_asked_for() -> None:
+    here = begin(Schedule(updates=1))
+    while not any(record.evaluating and record.evaluating.evaluation > 1 for record in here.records):
+        here.go(1)
+    record = next(record for record in here.records if record.evaluating)
+    asked, rows = record.evaluating, len(here.loop.rows)
+    assert asked is not None
+    here.workers._take(Evaluated(record.number, record.incarnation, asked.evaluation - 1, "it comes late"))
+    assert record.evaluating is asked and record.request is None  # so it is given nothing else to do
+    while len(here.loop.rows) == rows:
+        here.go(1)
+    assert here.loop.rows[-1]["answered"] == 4.0
 
 
 @pytest.mark.numeric
