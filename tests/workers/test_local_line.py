@@ -141,9 +141,9 @@ def test_another_user_of_the_machine_is_not_let_in():
             stranger.connect(address)
         finally:
             os.seteuid(0)
-        with suppress(BrokenPipeError):  # if it was hung up already
-            stranger.sendall(b'["note", ["hello"], true]\n')
-        with suppress(ConnectionResetError):
-            assert stranger.recv(100) == b""
-        stranger.close()
+        with stranger:
+            with suppress(BrokenPipeError):  # if it was hung up already
+                stranger.sendall(b'["note", ["hello"], true]\n')
+            with suppress(ConnectionResetError):
+                assert stranger.recv(100) == b""
         assert listener.heard == []

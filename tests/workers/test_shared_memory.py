@@ -8,6 +8,8 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +19,16 @@ import torch
 import dualdelay as dd
 from dualdelay.core import Problem
 from dualdelay.core.state import BLOCK
+from dualdelay.engine import shard
 from dualdelay.engine.half import Half
+from dualdelay.engine.shard import ShardPlan, Store
+from dualdelay.engine.slices import Slices
 from dualdelay.workers.messages import EvaluationRequest, JobRequest
-from dualdelay.workers.ray_fleet import _WholeActor
+from dualdelay.workers.ray_fleet import _SlicedActor, _WholeActor
+from dualdelay.workers.ray_shards import NotThere, _Lending
 from dualdelay.workers.shared_memory import Name, Overlay, Reader, Segments
+from dualdelay.workers.worker import GONE
+from tables import ALGORITHMS
 
 ROWS = np.arange(24.0, dtype=np.float32).reshape(2, 3, 4)
 
@@ -217,6 +225,81 @@ def test_what_is_made_of_a_model_that_was_written_over_meanwhile_is_no_answer():
     assert "not there any more" in actor.evaluate(evaluation._replace(evaluation=2), lent.name).part
     problem.meanwhile = lambda: None
     assert (actor.compute(JobRequest(0, 0, 3, 3, 0, -1), lent.name, None).value == 20.0).all()
+
+
+class Line:
+    """Shards whose models may be gone, or go while something is made of them."""
+
+    is_there = True
+
+    def pull(self, model, fresh=False):
+        if model is None:
+            raise NotThere
+        return model
+
+    def memory(self, held):
+        return held
+
+
+def test_an_evaluation_whose_model_is_gone_is_answered_so_that_its_worker_is_asked_again():
+    """Otherwise the server would wait for it until the worker's time is over; and a thread of the worker for ever."""
+    actor, request = _SlicedActor(0, 0, Interrupted(), Half(dd.VanillaASGD(1.0)), 1), EvaluationRequest(0, 0, 1, None)
+    actor._line = Line()
+    aside = threading.Thread(
+        target=actor.aside, args=(request._replace(aside=True), np.ones(PAGE, np.float32)), daemon=True
+    )
+    aside.start()
+    while actor._aside is None:
+        time.sleep(0.001)
+    assert actor.evaluate(request._replace(aside=True), None).part == GONE
+    aside.join(60)
+    assert not aside.is_alive()
+    assert actor.evaluate(request._replace(evaluation=2), np.ones(PAGE, np.float32)).part["loss"] == PAGE
+    actor._line.is_there = False
+    assert actor.evaluate(request._replace(evaluation=3), np.ones(PAGE, np.float32)).part == GONE
+    assert actor.compute(JobRequest(0, 0, 1, 1, 0, -1), np.ones(PAGE, np.float32), None) is None
+    assert actor._reply is None
+
+
+@pytest.mark.numeric
+def test_weights_that_a_method_keeps_stay_as_they_were_where_a_shard_makes_them_in_shared_memory(monkeypatch):
+    """AD-PSGD gives the model of a worker that joins the weights themselves, and sends each worker its own model."""
+    monkeypatch.setattr(shard, "BLOCK", 64)
+    method, length = ALGORITHMS["adpsgd"], 333
+
+    def models(store: Store) -> list[torch.Tensor]:
+        plan = ShardPlan(method, 3, 0, None, "full", Slices(length, 1), torch.float32)
+        one, random = plan.shard(0, torch.zeros(length), store), torch.Generator().manual_seed(0)
+        one.first()
+
+        def step(sequence: int, own: bool) -> None:
+            worker = sequence % 2
+            one.push(worker, (0, sequence), {"": torch.randn(length, generator=random)})
+            one.step([[worker, sequence, 0], float(sequence), 1.0, 0.0, 0, 1, 0], False, [0, sequence])
+            one.keep(sequence, worker if own else None)  # the others have the shard make room for the next weights
+            one.drop([sequence - 1])
+
+        one.leave(2)
+        for sequence in (1, 2):
+            step(sequence, own=False)
+        one.join(2)
+        for sequence in range(3, 9):
+            step(sequence, own=False)
+        return [model.clone() for model in one.state.models]
+
+    lending = _Lending(length, 64 << 20, None)
+    lending.segments = Segments()
+    assert all(torch.equal(*pair) for pair in zip(models(Store()), models(lending), strict=True))
+    assert len(lending.segments._segments) > 2
+
+
+def test_an_overlay_that_cannot_be_laid_is_left_alone_and_never_used_again():
+    overlay, length = Overlay(np.dtype(np.float32), PAGE), PAGE * 4
+    segment = Segments().lend(np.ones(PAGE, np.float32))
+    assert not overlay.lay(0, 10**6, PAGE * 4, length)  # there is no such file
+    assert not Reader().lay(segment.name, overlay, 0)
+    another = Overlay(np.dtype(np.float32), PAGE)
+    assert Reader().lay(segment.name, another, 0) and another.array.sum() == PAGE
 
 
 def test_nobody_is_reached_that_is_not_there():

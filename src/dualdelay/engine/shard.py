@@ -121,6 +121,7 @@ class Shard:
         self._messages: dict[int, dict[MessageName, dict[str, Any]]] = {}  # by worker: what has come and is not absorbed
         self._models: dict[int, Any] = {}  # what was lent to workers, by key
         self._newest = -1  # the key of the model that was lent last
+        self._lends_weights = True  # whether that was the weights, and not what the method makes of them for a worker
         self._checksums: list[int] = []  # after each arrival since the head asked last
         self._checksum = (-1, 0)  # a version and that of its weights
 
@@ -174,7 +175,7 @@ class Shard:
             self._plan.algorithm.step(state, a._replace(value=next(iter(own.values())), parts=parts))
             if state.version != self._checksum[0]:
                 sums += int(checksum(state.weights, self._bits))
-            if state.version != before and place[0] == 0:  # then somebody is about to be sent it
+            if state.version != before and place[0] == 0 and self._lends_weights:  # then somebody is about to be sent it
                 room = self._store.room(self._state.weights)
             if room is not None:  # where workers may read them, so that the next step makes new ones
                 state.weights, state.lent = room.write(place[0], state.weights), True
@@ -199,6 +200,7 @@ class Shard:
 
     def keep(self, key: int, worker: int | None) -> None:
         """Lend the current model, or what the method makes of it for one worker, until it is dropped."""
+        self._lends_weights = worker is None
         if worker is not None:
             sent = checked_model(self._plan.algorithm, self.state, worker)
         elif self._blocks is not None and self._room is not None and self._room[0] == self._blocks.version:

@@ -177,11 +177,15 @@ def _load(plan: Plan, method: Footprint, machine: Machine) -> _Load:
     alone = plan.machines is None or plan.machines >= plan.processes
     stored = down / parts > INLINE
     speed = machine.speed(math.inf, alone=alone)  # beside other vectors the caches hold little
-    passes = a * (_CHECKED + method.send) + _SUMMED + method.update + (a - 1) * method.absorb
-    puts = (a if method.own_models else 1) * down / parts
+    of_server, of_worker = (0.0, _CHECKED) if plan.shards else (_CHECKED, 0.0)  # who looks whether a message is finite
+    passes = a * (of_server + method.send) + _SUMMED + method.update + (a - 1) * method.absorb
+    puts, read = (a if method.own_models else 1) * down / parts, 2 * down
+    if plan.shared and not method.own_models:
+        read = 0.0  # a worker reads the model where it is
+        puts *= not plan.shards  # and shards make it there
     put = (2 / speed if plan.shared else 1 / machine.store) if stored else 0.0  # what is in the request is not put anywhere
     moved = passes * d / speed + puts * put
-    copies = (2 * down + method.job * plan.weights) / speed + up * put
+    copies = (read + (method.job + of_worker) * plan.weights) / speed + up * put
     if not plan.shards:
         message = (machine.shared if plan.shared else machine.large) if stored else machine.small
         waited = message.round_trip - message.server - message.worker

@@ -503,7 +503,8 @@ class Coordinator(Fleet):
             self._evaluations.take(notice.evaluation, record.number, tensors)
         else:
             text = part if isinstance(part, str) else f"it sent {part!r:.100} for an evaluation"
-            log.warning("worker %d could not evaluate: %s", record.number, text)
+            if notice.evaluation in self._evaluations.open:  # otherwise nobody waits for it any more
+                log.warning("worker %d could not evaluate: %s", record.number, text)
             self._evaluations.take(notice.evaluation, record.number, last_line(text))
         self._dispatch(record)
 

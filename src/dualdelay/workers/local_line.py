@@ -33,11 +33,11 @@ async def listen(handlers: Handlers) -> tuple[str, asyncio.AbstractServer]:
 
     The address is no file: nothing of it is left when this process is gone.
     """
-    address = f"\0dualdelay-{secrets.token_hex(16)}"
+    address, user = f"\0dualdelay-{secrets.token_hex(16)}", os.geteuid()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            if _is_ours(writer.get_extra_info("socket")):
+            if _user_of(writer.get_extra_info("socket")) == user:
                 while line := await reader.readline():
                     name, args, wants_answer = json.loads(line)
                     answer = await _answer(handlers[name], args)
@@ -52,10 +52,10 @@ async def listen(handlers: Handlers) -> tuple[str, asyncio.AbstractServer]:
     return address, await asyncio.start_unix_server(serve, address, limit=_LONGEST)
 
 
-def _is_ours(line: socket.socket) -> bool:
-    """Whether the process at the other end belongs to the same user."""
+def _user_of(line: socket.socket) -> int:
+    """Whom the process at the other end belonged to when it called, or began to listen."""
     _, user, _ = _PEER.unpack(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-    return bool(user == os.geteuid())
+    return int(user)
 
 
 async def _answer(handler: Callable[..., Awaitable[Any]], args: list[Any]) -> tuple[bool, Any]:
@@ -76,7 +76,7 @@ class LocalLine:
         except OSError as error:
             self._line.close()
             raise LineLost(f"there is nobody at {address[1:]!r}: {error}") from error
-        if not _is_ours(self._line):
+        if _user_of(self._line) != os.geteuid():
             self._line.close()
             raise LineLost(f"whoever listens at {address[1:]!r} is another user.")
         self._answers = self._line.makefile("rb")

@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +57,7 @@ from .security import authenticates, is_loopback, own_token, require_answer, req
 from .settings import WorkerFleet
 from .shared_memory import Name, Overlay, Reader, Segments
 from .transport import Transport
-from .worker import Worker
+from .worker import GONE, Worker
 
 _MOST_PROCESSORS = 1e6
 _MOST_RANKS = 10_000
@@ -267,15 +267,11 @@ class _Whole(Worker):
         return (self._messages.put(part) if large and self._messages is not None else None) or part
 
     def evaluate(self, request: EvaluationRequest, x: Any) -> Evaluated | None:
-        gone = Evaluated(*request[:3], "the model of this evaluation is not there any more")  # it was given up: ask again
         try:
             evaluated = super().evaluate(request, self._read(x))
         except NotThere:
-            with self._turn:
-                known, self._evaluated, self._part = self._evaluated == request, request, None
-                self._turn.notify_all()
-            return None if known else gone
-        return evaluated if evaluated is None or self._is_there else gone
+            return self._without_model(request)
+        return evaluated if evaluated is None or self._is_there else evaluated._replace(part=GONE)
 
     def aside(self, request: EvaluationRequest, x: Any) -> Evaluated | None:
         try:
@@ -353,19 +349,21 @@ class _Sliced(Worker):
         return reply
 
     def evaluate(self, request: EvaluationRequest, x: Any) -> Evaluated | None:
-        make = super().evaluate
-
-        def evaluated() -> Evaluated | None:
-            answer = make(request, self._line.pull(x))
-            if not self._line.is_there:
-                raise NotThere
-            return answer
-
-        return self._with_model(request, evaluated)
+        try:
+            evaluated = super().evaluate(request, self._line.pull(x))
+        except NotThere:
+            return self._without_model(request)
+        except Exception:
+            return Evaluated(*request[:3], traceback.format_exc())
+        return evaluated if evaluated is None or self._line.is_there else evaluated._replace(part=GONE)
 
     def aside(self, request: EvaluationRequest, x: Any) -> Evaluated | None:
-        make = super().aside
-        return self._with_model(request, lambda: make(request, self._line.pull(x, fresh=True)))
+        try:
+            return super().aside(request, self._line.pull(x, fresh=True))
+        except NotThere:
+            return None
+        except Exception:
+            return Evaluated(*request[:3], traceback.format_exc())
 
     def keeps(self, accepted: int) -> tuple[dict[str, Any], int] | None:
         """What this worker keeps, with stand-ins for vectors, and its bytes."""
@@ -378,14 +376,6 @@ class _Sliced(Worker):
     def write_kept(self, accepted: int, folder: Path, moment: int) -> str | None:
         """Write what this worker keeps for a checkpoint; returns the file's name."""
         return self._line.write(as_tensors(self.kept(accepted)), self._worker, folder, moment)
-
-    def _with_model(self, request: EvaluationRequest, evaluate: Callable[[], Evaluated | None]) -> Evaluated | None:
-        try:
-            return evaluate()
-        except NotThere:
-            return None
-        except Exception:
-            return Evaluated(request.worker, request.incarnation, request.evaluation, traceback.format_exc())
 
 
 class _SlicedActor(_Sliced, _Actor):

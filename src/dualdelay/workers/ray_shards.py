@@ -37,7 +37,7 @@ from ..engine.sharded import ShardLost
 from ..engine.slices import STAND_IN, Elsewhere, stand_ins, vectors_of
 from .local_line import LineLost, LocalLine, ask_all, listen, tell_all
 from .messages import INLINE, Array, Pushed, Reply, as_arrays, as_tensors, last_line, size_of_kept
-from .shared_memory import Lent, Name, Overlay, Reader, Segments, name_of
+from .shared_memory import PAGE, Lent, Name, Overlay, Reader, Segments, name_of
 
 SHARD = "dualdelay shard "  # begins the names of our actors
 NOT_FINITE = "values that are not finite"
@@ -420,9 +420,10 @@ class ShardLine:
         What is made of it counts if it ``is_there`` afterwards.
         """
         places = self._lent(key)
-        self._laid = []
-        if not fresh and (model := self._side_by_side(places)) is not None:
-            return model
+        if not fresh:  # others are asked for beside a job, whose model stays
+            self._laid = []
+            if (model := self._side_by_side(places)) is not None:
+                return model
         whole = {}
         for name in places[0]:
             if not self._models.get(name, True):  # what is evaluated is the weights alone, without a name
@@ -445,6 +446,8 @@ class ShardLine:
         if not all(isinstance(name, Name) and len(name.shape) == 1 for name in names):
             return None
         kind = np.dtype(names[0].dtype)
+        if any(kind.itemsize * start % PAGE for start, _ in self._slices.places):
+            return None
         if self._overlay is None or self._overlay.array.dtype != kind:
             self._overlay = Overlay(kind, self._slices.length)
         for k, (name, (start, _)) in enumerate(zip(names, self._slices.places, strict=True)):

@@ -24,7 +24,8 @@ import numpy as np
 from ..core.state import BLOCK
 from .messages import Array
 
-_PAGE = mmap.PAGESIZE  # vectors begin at a multiple of it
+PAGE = mmap.PAGESIZE
+"""Bytes of which every vector begins at a multiple."""
 _KEY, _STAMP, _RELEASED = 0, 1, 2  # words of a segment's head: which it is, what is in it, what each reader is done with
 _MOST = 256  # segments that one process makes of a kind: each takes one of its file descriptors
 _WRITING = 0  # the stamp of a vector that is not whole
@@ -56,7 +57,7 @@ class Segment:
     """A piece of memory of this process that others can map."""
 
     def __init__(self, size: int, readers: int) -> None:
-        self.offset = _PAGE * math.ceil(8 * (_RELEASED + readers) / _PAGE)
+        self.offset = PAGE * math.ceil(8 * (_RELEASED + readers) / PAGE)
         self.size, self._fd = size, os.memfd_create("dualdelay")
         try:
             os.posix_fallocate(self._fd, 0, self.offset + size)  # memory that is not there shows here, and not as SIGBUS
@@ -111,12 +112,13 @@ class Lent:
         """The vector, not to be written to; as long as that is referred to, so is this object."""
         array = self.blank()
         array.flags.writeable = False
-        weakref.finalize(array, _let_go, self).atexit = False
         return array
 
     def blank(self) -> Array:
-        """The memory that the vector is written to."""
-        return self._segment.view(self.name)
+        """The memory that the vector is written to; as long as that is referred to, so is this object."""
+        array = self._segment.view(self.name)
+        weakref.finalize(array, _let_go, self).atexit = False
+        return array
 
     def finish(self) -> None:
         """The vector is whole: others may read it."""
@@ -287,14 +289,19 @@ class Overlay:
 
     def lay(self, place: int, fd: int, offset: int, size: int) -> bool:
         """Put so many bytes of a file there; whether that could be: pages must meet, and only the last may be a part."""
-        if place % _PAGE or offset % _PAGE or (size % _PAGE and place + size < self.array.nbytes):
+        if self in _BROKEN or place % PAGE or offset % PAGE or (size % PAGE and place + size < self.array.nbytes):
             return False
         flags = mmap.MAP_PRIVATE | _MAP_FIXED  # whatever was written there before is gone
         laid = _libc().mmap(self._address + place, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, offset)
-        return bool(laid == self._address + place)
+        if laid != self._address + place:
+            _BROKEN.append(self)
+        return self not in _BROKEN
 
 
 _MAP_FIXED = 0x10  # of Linux: at that address, in place of what is there
+_BROKEN: list[
+    Overlay
+] = []  # in which there may be a hole, where somebody else's memory may be: nothing is ever done to them
 
 
 @cache

@@ -21,6 +21,9 @@ from ..core.work import Sent, TakeGradient
 from ..engine.half import Half, Kept, Task
 from .messages import Array, Evaluated, EvaluationRequest, JobRequest, PollRequest, Reply, as_arrays, as_tensors
 
+GONE = "the model of this evaluation is not there any more"
+"""What is answered then: it was given up, but this worker is to be asked for another one."""
+
 
 class PolledJob(RunningJob):
     """A job that may be polled while it is done: it then takes no further step.
@@ -161,6 +164,13 @@ class Worker:
                 self._turn.wait_for(lambda: self._evaluated == request)
             answer, self._part = self._part, None
             return answer
+
+    def _without_model(self, request: EvaluationRequest) -> Evaluated | None:
+        """What is answered to an evaluation whose model is not there any more; None if it was made aside."""
+        with self._turn:
+            known, self._evaluated, self._part = self._evaluated == request, request, None
+            self._turn.notify_all()
+        return None if known else Evaluated(*request[:3], GONE)
 
     def _evaluate_aside(self) -> None:
         if self._aside is None:
