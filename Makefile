@@ -1,5 +1,6 @@
 # make demo         train three methods on digits over ten heterogeneous workers and draw the figure
 # make test         format check, lint, types and tests, the numeric ones also as on another kind of processor
+# make slow         the other tests: several machines, notebooks, pages that train on real workers
 # make docs         build the documentation site into build/docs, warnings as errors
 # make notebooks    execute the notebooks
 # make pages        write the parts of the pages anew that are read from the source
@@ -10,7 +11,7 @@ BIN := .venv/bin
 # pip would compile all of torch and Ray: a module is compiled when it is first imported, and that is kept
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test compiled types real runs laws people server rest offered numeric browser docs notebooks pages dist install-test clean
+.PHONY: demo test slow compiled types real runs laws people server rest offered numeric browser docs notebooks pages dist install-test clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -40,7 +41,7 @@ types: .venv/ready
 
 # real workers have deadlines: they go first, and Ray is not to put its own processes behind all others
 real: .venv/ready
-	RAY_worker_niceness=0 $(IN_MEMORY) $(BIN)/pytest -m real
+	RAY_worker_niceness=0 $(IN_MEMORY) $(BIN)/pytest -m 'real and not slow'
 
 # all that is not real, in parts that take two to three minutes each: a folder for each room, as in src
 IN_runs := tests/runs
@@ -54,7 +55,10 @@ AFTER_REAL := nice -n 19
 IN_MEMORY = PYTEST_DEBUG_TEMPROOT=$$($(BIN)/python tests/in_memory.py)
 
 runs laws people offered server rest: .venv/ready
-	$(IN_MEMORY) $(AFTER_REAL) $(BIN)/pytest -m 'not real and not install' $(IN_$@) $(if $(filter people,$@),$(addprefix --ignore=,$(IN_offered)))
+	$(IN_MEMORY) $(AFTER_REAL) $(BIN)/pytest -m 'not real and not slow and not install' $(IN_$@) $(if $(filter people,$@),$(addprefix --ignore=,$(IN_offered)))
+
+slow: .venv/ready
+	RAY_worker_niceness=0 $(IN_MEMORY) $(BIN)/pytest -m slow
 
 # as another kind of processor; ARGUMENTS=--every-case leaves no case out
 numeric: .venv/ready

@@ -59,7 +59,7 @@ def main() -> None:
         "make",
         "dist",
     ]  # before there is a tag
-    for command in (["make", "test"], ["make", "install-test"], build, tag):
+    for command in (["make", "test"], ["make", "slow"], ["make", "install-test"], build, tag):
         print("would run:" if given.dry_run else "running:", shlex.join(command), flush=True)
         if not given.dry_run and subprocess.run(command, check=False).returncode:
             sys.exit(f"no release: {shlex.join(command)} failed; nothing is tagged")

@@ -36,6 +36,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items[:] = _some_cases(items)
     items.sort(key=lambda item: item.path.stem in ("test_cluster", "test_ray_cluster"))
     for item in items:
+        if "cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
         if item.path.stem.startswith("test_ray") or "ray_here" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.real)
 

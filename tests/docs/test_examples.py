@@ -34,6 +34,7 @@ def test_own_logger(run):
     assert sum({"objective", "accuracy"} <= set(row) for row in rows) > 10
 
 
+@pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.usefixtures("ray_here")
 def test_several_ranks(run):

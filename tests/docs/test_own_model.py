@@ -44,6 +44,7 @@ def test_the_rehearsal_learns(page: Any, capsys: pytest.CaptureFixture[str]) -> 
     assert summary["tau_max"] > 20 and summary["answered"] == 4
 
 
+@pytest.mark.slow
 def test_uneven_sites_are_trained_interrupted_resumed_used_and_replayed(
     page: Any, ray_here: None, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from test_pages import FENCE, ROOT
 
 from dialling import free_port
@@ -15,6 +16,7 @@ from dialling import free_port
 PAGE = ROOT / "docs" / "tutorial" / "sites.md"
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_train_three_sites_and_replay_the_run(tmp_path: Path) -> None:
     commands = []
     for _, language, name, text in FENCE.findall(PAGE.read_text()):

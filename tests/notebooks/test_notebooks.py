@@ -29,6 +29,7 @@ def texts(cell: Any) -> list[str]:
     return [output.get("text", "") for output in cell.outputs if output.output_type == "stream"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_runs_and_says_nothing_on_standard_error(name: str, make: Any, tmp_path: Path) -> None:
     notebook = make.executed(NOTEBOOKS / f"{name}.ipynb", tmp_path)

@@ -307,6 +307,7 @@ def until(holds: Callable[[], bool], what: Callable[[], str], seconds: float = 6
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_what_compose_starts_trains_until_the_run_has_ended(tmp_path: Path) -> None:
     """The page's commands prepare a folder, and the containers' commands run there, their paths led into it."""
     program, port = Path(sys.executable).parent / "dualdelay", free_port()

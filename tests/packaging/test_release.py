@@ -10,8 +10,8 @@ ROOT = Path(__file__).parents[2]
 CHANGELOG = (
     "# Changelog\n\n## [Unreleased]\n\n## [0.2.0] - 2030-01-31\n\n* New.\n\n## [0.1.0] - 2029-01-31\n\n[0.1.0]: address\n"
 )
-MAKE = """.PHONY: test install-test dist
-test install-test:
+MAKE = """.PHONY: test slow install-test dist
+test slow install-test:
 	touch dist/$@
 dist:
 	touch dist/$$SETUPTOOLS_SCM_PRETEND_VERSION_FOR_DUALDELAY
@@ -54,9 +54,9 @@ def test_a_dry_run_says_what_it_would_run_and_runs_nothing(repository):
     done = repository.release("0.2.0", "--dry-run")
     assert done.returncode == 0, done.stderr
     lines = [line.split(": ")[1] for line in done.stdout.splitlines()]
-    assert [lines[0], lines[1], lines[4]] == ["make test", "make install-test", "git push origin v0.2.0"]
-    assert lines[2].endswith("make dist")
-    assert lines[3].startswith("git tag -a v0.2.0")
+    assert [*lines[:3], lines[5]] == ["make test", "make slow", "make install-test", "git push origin v0.2.0"]
+    assert lines[3].endswith("make dist")
+    assert lines[4].startswith("git tag -a v0.2.0")
     assert not list((repository.folder / "dist").iterdir())
     assert repository.git("tag").split() == ["v0.1.0"]
 
@@ -64,11 +64,11 @@ def test_a_dry_run_says_what_it_would_run_and_runs_nothing(repository):
 def test_it_tests_builds_with_the_version_to_come_and_tags(repository):
     done = repository.release("0.2.0")
     assert done.returncode == 0, done.stderr
-    assert {path.name for path in (repository.folder / "dist").iterdir()} == {"test", "install-test", "0.2.0"}
+    assert {path.name for path in (repository.folder / "dist").iterdir()} == {"test", "slow", "install-test", "0.2.0"}
     assert repository.git("tag").split() == ["v0.1.0", "v0.2.0"]
 
 
-@pytest.mark.parametrize("target", ["test install-test", "dist"])
+@pytest.mark.parametrize("target", ["test slow install-test", "dist"])
 def test_nothing_is_tagged_when_a_test_or_the_build_fails(repository, target):
     (repository.folder / "Makefile").write_text(MAKE.replace(f"{target}:\n\t", f"{target}:\n\tfalse "))
     repository.commit()

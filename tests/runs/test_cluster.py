@@ -324,6 +324,7 @@ print([run.x.tolist() for run in table.runs], flush=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL])  # SIGINT: test_processes.py
 def test_the_driver_of_a_cluster_stopped_by_a_signal_goes_on_with_the_same_call(
     number: signal.Signals, cluster: Any, tmp_path: Path
@@ -347,6 +348,7 @@ def test_the_driver_of_a_cluster_stopped_by_a_signal_goes_on_with_the_same_call(
     assert (runs / "comparison.parquet").exists() and not (runs / ".cluster").exists()
 
 
+@pytest.mark.slow
 def test_ray_is_started_here_if_no_address_is_given() -> None:
     import ray
 

@@ -285,6 +285,7 @@ class TestProcesses:
             assert sorted(draws) == draws and len(draws) == 40
         check_replay(run, folder, problem)
 
+    @pytest.mark.slow
     def test_ranks_that_use_the_group_themselves_are_in_step_or_started_anew(self, tmp_path):
         """Rank 0 of worker 0 and rank 1 of worker 1 raise once, while the other waits in a collective operation."""
         step, site = Ranked(tmp_path, raises=((0, 0), (1, 1))), Site(tmp_path)
