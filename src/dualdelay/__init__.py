@@ -152,7 +152,10 @@ def __getattr__(name: str) -> Any:
     elif name in _HOME:
         value = getattr(import_module(f".{_HOME[name]}", __name__), name)
     else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        rooms = _MODULES if name[0].isupper() else {}  # a class may be in one of these
+        there = [room for room, module in rooms.items() if hasattr(import_module(f".{module}", __name__), name)]
+        instead = "".join(f"; it is {__name__}.{room}.{name}" for room in there)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{instead}")
     globals()[name] = value
     return value
 

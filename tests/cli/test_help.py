@@ -166,6 +166,11 @@ def test_public_names_are_those_that_type_checkers_see(name: str) -> None:
         module.__getattr__("nothing")
 
 
+def test_a_method_that_is_in_another_place_is_found_by_the_error() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'QuAFL'; it is dualdelay\.algorithms\.QuAFL$"):
+        dd.QuAFL()
+
+
 def test_values_survive_pickling() -> None:
     method = dd.DuDe(0.1, wait_for=2)
     assert pickle.loads(pickle.dumps(method)) == method

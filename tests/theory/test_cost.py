@@ -43,7 +43,7 @@ def test_a_case_by_hand() -> None:
     found = cost(Plan(1e7, 4, machines=1), DUDE, MACHINE)
     each = SPEED / 1.5  # two cores share the memory's speed, part of the time
     server = 0.0015 + (4 + 4 + 40 + 8) * 1e7 / each
-    job = 0.0008 + (8 + 8) * 1e7 / each
+    job = 0.0008 + 8 * 1e7 / each  # the message is copied, and the model read where it is
     assert found.server.seconds == pytest.approx(server)
     assert found.limits["cores"] == pytest.approx((server + job + 0.0002) / 2)
     assert found.limits["workers"] == pytest.approx((job + server + 0.0017) / 4)
@@ -68,8 +68,8 @@ def test_a_case_with_shards_by_hand() -> None:
     """The same in two shards, each with its own half of everything."""
     found = cost(Plan(1e7, 4, 2, machines=1), DUDE, MACHINE)
     each = SPEED / 1.5
-    shard = 0.0005 + (4 + 4 + 40 + 8) * 5e6 / each
-    job = 0.0003 + 2 * 0.0002 + (8 + 8) * 1e7 / each
+    shard = 0.0005 + (4 + 40) * 5e6 / each  # which makes the next model where it is read
+    job = 0.0003 + 2 * 0.0002 + (4 + 8) * 1e7 / each  # the worker looks whether its message is finite
     between = 0.0001 + 2 * 0.0001
     assert found.server.kind == "shard" and found.server.seconds == pytest.approx(shard)
     assert found.limits["head"] == pytest.approx(0.001)
@@ -80,7 +80,7 @@ def test_a_case_with_shards_by_hand() -> None:
     assert found.server.peak == pytest.approx(1e8 + 1e7 * (own + 16 + (16 + 4) + 16) / 2)
     assert found.processes[0].kind == "head" and found.processes[0].peak == pytest.approx(1e8 + 1e7 * (4 + 12 + 12))
     apart = cost(Plan(1e7, 4, 2), DUDE, MACHINE)
-    assert apart.server.seconds == pytest.approx(0.002 + (4 + 4 + 40) * 5e6 / SPEED + 2e7 / 5e9)
+    assert apart.server.seconds == pytest.approx(0.002 + (4 + 40) * 5e6 / SPEED + 2e7 / 5e9)
     seconds = 1 / apart.updates_per_second
     stored = 16 + (16 + 4) + 4 + 4 * 2 * 1.0 / seconds  # only what is absorbed, and a Ray that was started without us
     assert apart.server.peak == pytest.approx(1e8 + 1e7 * (own + stored) / 2)

@@ -220,7 +220,9 @@ class Evaluations:
                 "initial weights."
             )
         if others_fine:
-            self._fail("objective", f"{objective} from version {version} on: the loss of {who} over its data is not finite")
+            self._fail(
+                "objective", f"{objective} first seen at version {version}: the loss of {who} over its data is not finite"
+            )
 
     def _called(self, name: str, metric: Metric, model: Any, version: int) -> float:
         if f"metric {name!r}" in self.failures:
