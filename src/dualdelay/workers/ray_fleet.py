@@ -36,7 +36,6 @@ from ..engine.slices import elsewhere
 from .group import Group, Meeting, Place, joint_environment
 from .messages import (
     INLINE,
-    Array,
     Died,
     Evaluated,
     EvaluationRequest,
@@ -296,10 +295,10 @@ class _Whole(Worker):
         """Whether the server still lends the model that was read last, or that was copied."""
         return self._laid is None or self._server.has(self._laid)
 
-    def _copied(self, part: Any, out: Array | None = None) -> Any:
+    def _copied(self, part: Any) -> Any:
         if not isinstance(part, Name):
             return part
-        copied = self._server.copy(part, out)
+        copied = self._server.copy(part)
         if copied is None:
             raise NotThere
         return copied
