@@ -3,6 +3,7 @@ import math
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
@@ -129,7 +130,7 @@ def ray_here() -> None:
     ray.cloudpickle.register_pickle_by_value(real)  # the workers do not have this folder on their path
     own_token()
     if not ray.is_initialized():
-        with staying_here(True):
+        with staying_here(True), chdir(Path(__file__).parent):  # its processes stay there: a test's folder goes
             ray.init("local", include_dashboard=False, num_cpus=64, log_to_driver=True, configure_logging=False)
         streams.remove_handler("ray_print_logs")  # what workers print is kept in a run's folder, and not shown
 

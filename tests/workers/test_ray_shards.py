@@ -195,6 +195,21 @@ def test_a_worker_that_dies_while_shards_read_what_it_keeps_sends_the_server_bac
     shards.close()
 
 
+class Deadly:
+    """What ends a process that it comes to."""
+
+    def __reduce__(self):
+        return os._exit, (3,)
+
+
+def test_a_shard_that_cannot_start_is_said_to_have_died():
+    import ray
+
+    plan = ShardPlan(Deadly(), 2, 0, None, "full", Slices(1000, 2), torch.float32)
+    with pytest.raises(ShardLost, match="a shard of the server has died"):
+        RayShards(ray, plan, torch.zeros(1000), 1, 64 << 20, parts.PartFiles())
+
+
 def test_who_waits_for_a_shard_that_was_to_pass_something_on_hears_of_its_death():
     import ray
 

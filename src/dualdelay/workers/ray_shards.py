@@ -671,6 +671,7 @@ class RayShards:
         self._sent = 0  # batches
         self.places: list[tuple[str, int]] = []
         """The node and the process of each shard."""
+        self._lives: dict[Any, int] = {}  # calls that end with a shard
         self._hand_out(x)
         count = _CHILDREN
         children = [self.actors[count * k + 1 : count * k + 1 + count] for k in range(len(self.actors))]
@@ -816,8 +817,9 @@ class RayShards:
 
     def _lost(self) -> ShardLost:
         """What to say of a shard that is gone; waits until Ray knows which it is."""
-        self._ray.wait(list(self._lives), num_returns=1, timeout=_NOTICED)
-        self.check()
+        if self._lives:  # otherwise they have just been started
+            self._ray.wait(list(self._lives), num_returns=1, timeout=_NOTICED)
+            self.check()
         return ShardLost("a shard of the server has died.")
 
     def check(self) -> None:
