@@ -51,10 +51,11 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def pages_with(language: str) -> list[Any]:
-    """The pages that have such blocks; those with real workers are marked so, and share one Ray."""
+    """The pages that have such blocks; those with real workers are marked so, share one Ray, and as how-to are slow."""
     texts = {page: "\n".join(blocks(page, language)) for page in PAGES}
     ray = re.compile(r"\bdd\.train\b|RayFleet|--fleet ray")
-    marks = {page: [pytest.mark.real] if ray.search(texts[page]) else [] for page in texts}
+    real = {page: [pytest.mark.real] if ray.search(texts[page]) else [] for page in texts}
+    marks = {page: [*mark, pytest.mark.slow] if mark and "how_to" in page.parts else mark for page, mark in real.items()}
     return [pytest.param(page, id=name_of(page), marks=marks[page]) for page, text in texts.items() if text]
 
 
