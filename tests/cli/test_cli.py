@@ -301,6 +301,7 @@ def test_an_interruption_says_once_how_to_go_on(tmp_path, capsys, monkeypatch):
     ("arguments", "words"),
     [
         (("train", "dudee[lr=0.1]", "--updates", "3"), "did you mean 'dude'"),
+        (("train", "AutoDuDe", "--updates", "3"), "did you mean 'auto'"),
         (("train", "dude[lr=-1]", "--updates", "3"), "lr is -1"),
         (("train", "dude[lr=0.1]"), "neither updates nor time"),
         (("train", "dude[lr=0.1]", "--problem", "digit", "--updates", "3"), "did you mean 'digits'"),

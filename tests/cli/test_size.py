@@ -114,6 +114,7 @@ def test_what_is_measured_is_kept_and_used_from_then_on(
         (["--weights", "1e5", "--workers", "3", "--method", "nothing"], "there is no"),
         (["--weights", "1e5", "--workers", "3", "--uplink", "int4"], "uplink"),
         (["--weights", "1e5", "--workers", "3", "--cores", "0"], "cores"),
+        (["--weights", "1e5", "--workers", "3", "--memory-per-process", "0"], "memory_per_process is 0"),
         (["--weights", "1e5", "--workers", "3", "--machine", "nowhere.json"], "nowhere.json"),
         (["--weights", "1e5", "--workers", "3", "--measure", "--machine", "other.json"], "give one of both"),
     ],

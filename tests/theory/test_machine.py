@@ -69,7 +69,8 @@ def test_the_speed_lies_between_those_that_were_measured() -> None:
     assert [machine.speed(size) for size in COPIED] == pytest.approx([5e10, 4e10, 3e10, 2e10, 1e10])
     assert machine.speed(1) == pytest.approx(5e10) and machine.speed(1e15) == pytest.approx(1e10)
     assert 2e10 < machine.speed(2**25.5) < 3e10
-    assert machine.speed(1, alone=False) == pytest.approx(2 / (1 / 5e10 + 1 / 4e10))
+    assert machine.speed(1, beside=1.0) == pytest.approx(4e10)
+    assert machine.speed(1, beside=0.25) == pytest.approx(1 / (0.75 / 5e10 + 0.25 / 4e10))
 
 
 def test_copies_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -565,16 +565,15 @@ def print_size(size: Size, method: str, console: Console) -> None:
     rates = f"{number(cost.updates_per_second, 3)} updates and {number(cost.gradients_per_second, 3)} gradients a second"
     console.print(f"So {rates}. The bottleneck is {_LIMITS[cost.bottleneck]}.")
     for process in cost.processes:
-        if process.kind in cost.too_large and plan.memory is not None:
-            console.print(
-                f"It does not fit: a {process.kind} takes {in_bytes(process.peak)}, and has {in_bytes(plan.memory)}."
-            )
+        if process.kind in cost.too_large and plan.memory_per_process is not None:
+            takes, has = in_bytes(process.peak), in_bytes(plan.memory_per_process)
+            console.print(f"It does not fit: a {process.kind} takes {takes}, and has {has}.")
     if size.changes:
         rows = [["change", "memory of a " + cost.server.kind, "updates/s", "gradients/s", "then waits for", "fits"]]
         for change in size.changes:
             then = change.cost
             rates_then = [number(then.updates_per_second, 3), number(then.gradients_per_second, 3)]
-            fits = "" if plan.memory is None else "no" if then.too_large else "yes"
+            fits = "" if plan.memory_per_process is None else "no" if then.too_large else "yes"
             rows.append([change.what, in_bytes(then.server.peak), *rates_then, then.bottleneck, fits])
         console.print()
         print_rows("what could be done otherwise, each by itself", rows, console)

@@ -22,6 +22,8 @@ PIECE = 2**26
 """Bytes of a shard's slice that travel at once."""
 _FREED = 100  # objects that nobody needs any more after which Ray frees them
 _FREED_AFTER = 1.0  # or seconds
+_FILLED = 0.9  # of the cores' time, where processes that exchange vectors and wait for one another share them
+_TURNS = 8  # after which the speed of memory and what uses it agree
 _CHECKED, _SUMMED, _INITIAL, _AUDIT = 4.0, 4.0, 4.0, 16.0  # bytes for each weight: the finite check, the checksum, ...
 
 
@@ -49,7 +51,7 @@ class Plan:
     """Bytes per second of a machine's line, each way; by default there is no limit."""
     latency: float = zero_or_more(0.0)
     """Seconds for a message of no length between two machines."""
-    memory: float | None = positive(None)
+    memory_per_process: float | None = positive(None)
     """Bytes that a process may take; by default there is no limit."""
 
     def __post_init__(self) -> None:
@@ -147,7 +149,21 @@ class _Load:
 
 def cost(plan: Plan, method: Footprint, machine: Machine) -> Cost:
     """Predict what a method takes in a run of that plan, on machines of that kind."""
-    load, n, a = _load(plan, method, machine), plan.workers, method.arrivals
+    beside = 0.0  # as if nobody else used the memory of a process's machine; then as much as that gives
+    for _ in range(_TURNS):
+        load = _load(plan, method, machine, beside)
+        limits, job = _limits(plan, method, machine, load)
+        longest = max(limits.values())
+        beside = min(1.0, max(0.0, _others(plan, machine, load, method.arrivals) / longest))
+    processes = _processes(plan, method, machine, load, longest)
+    most = math.inf if plan.memory_per_process is None else plan.memory_per_process
+    large = tuple(one.kind for one in processes if one.peak > most)
+    return Cost(plan, processes, limits, method.arrivals, job, large)
+
+
+def _limits(plan: Plan, method: Footprint, machine: Machine, load: _Load) -> tuple[dict[str, float], float]:
+    """The seconds for each update that each thing on the way needs at least, and those of a worker's job."""
+    n, a = plan.workers, method.arrivals
     up, down = method.up * plan.weights, method.down * plan.weights
     parts = max(1, plan.shards)  # a message is cut into so many
     limits = {"shard" if plan.shards else "server": load.server}
@@ -158,31 +174,29 @@ def cost(plan: Plan, method: Footprint, machine: Machine) -> Cost:
         limits["lines to the server"] = a * up / parts / plan.bandwidth
         limits["lines from the server"] = a * down / parts / plan.bandwidth
         trips = (up + down) / plan.bandwidth
-    limits |= _cores(plan, machine, load, a)
+    if plan.machines is not None:
+        exchange, gradients = _work(plan, load, a)
+        limits["cores"] = (exchange / _FILLED + gradients) / machine.cores
     latency = plan.latency if plan.apart else 0.0
     job = plan.gradient_seconds + load.job + max(0.0, load.waited - 2 * latency)
     cycle = job + load.server / a + trips + 2 * latency
     at_work = n - (a - 1) / 2 if method.waits and a < n else n
     limits["workers"] = a * cycle / at_work
-    longest = max(limits.values())
-    processes = _processes(plan, method, machine, load, longest)
-    large = tuple(one.kind for one in processes if plan.memory is not None and one.peak > plan.memory)
-    return Cost(plan, processes, limits, a, job, large)
+    return limits, job
 
 
-def _load(plan: Plan, method: Footprint, machine: Machine) -> _Load:
+def _load(plan: Plan, method: Footprint, machine: Machine, beside: float) -> _Load:
     """Processor seconds of each kind of process for an update."""
     a, parts = method.arrivals, max(1, plan.shards)
     d, up, down = plan.weights / parts, method.up * plan.weights, method.down * plan.weights
-    alone = plan.machines is None or plan.machines >= plan.processes
     stored = down / parts > INLINE
-    speed = machine.speed(math.inf, alone=alone)  # beside other vectors the caches hold little
+    speed = machine.speed(math.inf, beside)  # beside other vectors the caches hold little
     of_server, of_worker = (0.0, _CHECKED) if plan.shards else (_CHECKED, 0.0)  # who looks whether a message is finite
     passes = a * (of_server + method.send) + _SUMMED + method.update + (a - 1) * method.absorb
     puts, read = (a if method.own_models else 1) * down / parts, 2 * down
     if plan.shared and not method.own_models:
         read = 0.0  # a worker reads the model where it is
-        puts *= not plan.shards  # and shards make it there
+        puts /= 2 if plan.shards else 1  # and shards write it there as they make it
     put = (2 / speed if plan.shared else 1 / machine.store) if stored else 0.0  # what is in the request is not put anywhere
     moved = passes * d / speed + puts * put
     copies = (read + (method.job + of_worker) * plan.weights) / speed + up * put
@@ -199,10 +213,16 @@ def _load(plan: Plan, method: Footprint, machine: Machine) -> _Load:
     return _Load(server, a * head.server, job, a * (head.between + calls * each.between), waited)
 
 
-def _cores(plan: Plan, machine: Machine, load: _Load, arrivals: float) -> dict[str, float]:
-    """What an update takes of the cores of the busiest machine, if processes share machines."""
-    if plan.machines is None:
-        return {}
+def _others(plan: Plan, machine: Machine, load: _Load, arrivals: float) -> float:
+    """The seconds for each update that the other cores of a server's or a shard's machine are at work."""
+    if plan.machines is None or machine.cores <= 1:
+        return 0.0
+    return (sum(_work(plan, load, arrivals)) - load.server) / (machine.cores - 1)
+
+
+def _work(plan: Plan, load: _Load, arrivals: float) -> tuple[float, float]:
+    """What an update takes of the cores of the busiest machine, all together: without gradients, and for these."""
+    assert plan.machines is not None
     servers = plan.shards + 1 if plan.shards else 1
     first = math.ceil(servers / plan.machines)  # of the server's processes on the first machine
     workers = math.ceil(plan.processes / plan.machines) - first
@@ -210,8 +230,7 @@ def _cores(plan: Plan, machine: Machine, load: _Load, arrivals: float) -> dict[s
     own = first * max(load.server, load.head)
     if plan.shards and first == servers:
         own = plan.shards * load.server + load.head
-    work = own + jobs * (load.job + plan.gradient_seconds * plan.gradient_cores) + load.between / plan.machines
-    return {"cores": work / machine.cores}
+    return own + jobs * load.job + load.between / plan.machines, jobs * plan.gradient_seconds * plan.gradient_cores
 
 
 def _processes(plan: Plan, method: Footprint, machine: Machine, load: _Load, seconds: float) -> tuple[Process, ...]:

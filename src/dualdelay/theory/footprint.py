@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import statistics
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -38,6 +39,7 @@ _UPDATES = 3  # that a run makes at least
 _LONGEST = 20_000  # arrivals of a run at most
 _LOOKS = 32  # moments at which it is looked what a run holds
 _BUSY = 0.95  # of the workers' time, below which some of them wait for others
+_COMPARED = 6  # arrivals for each worker whose steps are compared with a copy; the middle one of these counts
 _TRIALS = 5  # timings of each thing, of which the shortest counts: others on the machine only make it longer
 _TIMED = 2**21  # weights of the vectors that passes are timed on, at most
 _TABLE = 2**24  # numbers in all of the workers' gradients then, at most
@@ -257,12 +259,12 @@ def _passes(
 ) -> tuple[float, float, float, float]:
     """The time of a step without an update and with one, of making a model small, and of a job beside its gradient.
 
-    For each weight, as bytes: those of a copy that takes as long. Of each the shortest time counts. The copy is made before
-    each step, so that what the step needs is in no cache.
+    For each weight, as bytes: those of a copy that takes as long. A copy is made before each step, so that what the step
+    needs is in no cache; the two are compared, for a machine that others use is not as fast in one moment as in another.
     """
     length = min(length, _TABLE // workers)
     source, target = torch.ones(COPY * length // 8), torch.zeros(COPY * length // 8)
-    times: dict[bool, list[float]] = {False: [], True: []}
+    ratios: dict[bool, list[float]] = {False: [], True: []}
     copies: list[float] = []
     timed, spent = copy.copy(algorithm), [0.0]
 
@@ -280,13 +282,14 @@ def _passes(
     for _ in _arrivals(loop, 2 * workers):
         pass
     version = loop.state.version
-    for _ in _arrivals(loop, 3 * workers):
-        times[loop.state.version > version].append(spent[0])
+    for _ in _arrivals(loop, _COMPARED * workers):
+        ratios[loop.state.version > version].append(spent[0] / copies[-1])
         version = loop.state.version
-    send, job = _send(length, server.downlink), _job(algorithm, length, server)
-    absorb, update = (min(seconds, default=0.0) for seconds in times.values())
-    absorb, update, send, job = (COPY * seconds / min(copies) for seconds in (absorb, update or absorb, send, job))
-    return absorb, update, send, job
+    absorb, update = (COPY * statistics.median(each or [0.0]) for each in ratios.values())
+    send, job = (
+        COPY * seconds / min(copies) for seconds in (_send(length, server.downlink), _job(algorithm, length, server))
+    )
+    return absorb, update or absorb, send, job
 
 
 def _copied(source: Tensor, target: Tensor) -> float:

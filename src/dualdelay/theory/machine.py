@@ -109,14 +109,14 @@ class Machine:
             if not all(is_finite(value) and value >= 0 for value in getattr(self, name)):
                 raise BadInput(f"{name} is {shown(getattr(self, name))}; expected four numbers of seconds, zero or more.")
 
-    def speed(self, working_set: float, *, alone: bool = True) -> float:
-        """Bytes per second of one process that goes through so many bytes again and again, alone or beside others.
+    def speed(self, working_set: float, beside: float = 0.0) -> float:
+        """Bytes per second of one process that goes through so many bytes again and again.
 
-        Others of a run move bytes only part of the time: seconds for a byte are half way between alone and all at once.
+        ``beside`` is the share of the time in which the other cores do the same.
         """
         both = (self.copying, [together / self.cores for together in self.copying_together])
-        first, second = (float(np.interp(np.log(max(1.0, working_set)), np.log(COPIED), speeds)) for speeds in both)
-        return first if alone else 2 / (1 / first + 1 / second)
+        alone, together = (float(np.interp(np.log(max(1.0, working_set)), np.log(COPIED), speeds)) for speeds in both)
+        return 1 / ((1 - beside) / alone + beside / together)
 
 
 _MESSAGES = ("small", "large", "headed", "sliced", "shared", "shared_headed", "shared_sliced")

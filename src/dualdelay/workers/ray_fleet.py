@@ -51,7 +51,7 @@ from .messages import (
     last_line,
 )
 from .output import Output
-from .ray_shards import AtWorker, Files, NotThere, RayShards, ShardLine
+from .ray_shards import UNTRACED, AtWorker, Files, NotThere, RayShards, ShardLine
 from .security import authenticates, is_loopback, own_token, require_answer, require_here, require_same_ray, require_secure
 from .settings import WorkerFleet
 from .shared_memory import Name, Overlay, Reader, Segments
@@ -572,7 +572,7 @@ class RayTransport:
             raise BadInput(
                 f"the problem cannot be sent to its workers: {error} Keep out of it what lives in one process."
             ) from error
-        self._make_further = ray.remote(_FurtherRank)
+        self._make_further = ray.remote(**UNTRACED)(_FurtherRank)
         self._calls: dict[Any, tuple[int, ...]] = {}  # those under way that return notices, by worker and incarnation
         self._lives: dict[Any, tuple[int, ...]] = {}  # the calls that never return; also by rank, but for the first
         self._checked_lives = self._checked = 0.0  # when those were looked at, and whether Ray is whole
@@ -673,7 +673,7 @@ class RayTransport:
         alone = self._fleet.ranks == 1
         whole, sliced = (_WholeActor, _SlicedActor) if alone else (_WholeFirstRank, _SlicedFirstRank)
         kind = whole if self._shards is None else sliced
-        return self._ray.remote(concurrency_groups={"ask": 1, "aside": 1, "stay": 1})(kind)
+        return self._ray.remote(concurrency_groups={"ask": 1, "aside": 1, "stay": 1}, **UNTRACED)(kind)
 
     def name_of(self, worker: int) -> str:
         return ""

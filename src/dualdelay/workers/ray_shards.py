@@ -40,6 +40,8 @@ from .messages import INLINE, Array, Pushed, Reply, as_arrays, as_tensors, last_
 from .shared_memory import PAGE, Lent, Name, Overlay, Reader, Segments, name_of
 
 SHARD = "dualdelay shard "  # begins the names of our actors
+UNTRACED = {"enable_task_events": False}
+"""Of an actor: Ray keeps no record of its calls, which at the server would grow to 150 MB."""
 NOT_FINITE = "values that are not finite"
 _NOTICED = 10.0  # seconds in which Ray notices that a process is gone
 _HEAD = -1  # in place of a worker's number
@@ -663,7 +665,8 @@ class RayShards:
         self._ray, self._plan, self._piece, self._files = ray, plan, piece, files
         self._keys = 0  # of models lent so far
         self._lent: weakref.WeakValueDictionary[int, LentModel] = weakref.WeakValueDictionary()
-        make = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD")(ShardActor)
+        claims = {"num_cpus": 1, "max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": "SPREAD"}
+        make = ray.remote(**claims, **UNTRACED)(ShardActor)
         shared = ray.put(plan)
         self.actors = [make.remote(shared, k, threads, piece, files) for k in range(plan.slices.count)]
         self._waiting: list[Call] = []  # what is to be told and is not on its way
