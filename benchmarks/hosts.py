@@ -1,11 +1,12 @@
 """What crosses machines, on hosts that one machine is divided into: a sharded server, and the sweep of the page on Slurm.
 
     python benchmarks/hosts.py shards    # two shards and four workers on two hosts, of which one is switched off: a minute
+    python benchmarks/hosts.py group     # a worker of two ranks, one on each of two hosts: half a minute
     python benchmarks/hosts.py slurm     # docs/how_to/cluster_sweeps.md: cancelled, submitted again, a raylet killed: ten
 
 A host has a network, processes, a name, /tmp and /dev/shm of its own, by Linux namespaces; files are the same on all, as on
 a file system that they share. So processes of two hosts share no memory, and each Ray has an address of its own. Cores and
-memory are the same ones: nothing here is a figure of speed. It needs root and iproute2; the second also slurmctld, slurmd,
+memory are the same ones: nothing here is a figure of speed. It needs root and iproute2; the last also slurmctld, slurmd,
 the client of Slurm and munged.
 """
 
@@ -104,7 +105,7 @@ def hosts(count: int) -> Iterator[list[Host]]:
         call("ip", "link", "del", BRIDGE, check=False)
 
 
-# --- a sharded server ---
+# --- a sharded server, and a group ---
 
 
 def shard(worker: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -116,33 +117,34 @@ def net() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(8, 60_000), torch.nn.Linear(60_000, 1))
 
 
-def inside(address: str) -> None:
+def inside(what: str, address: str) -> None:
     """What the first host runs."""
-    folder = FOLDER / "run"
-    problem = dd.Network(net, torch.nn.functional.mse_loss, shard, workers=4, batch_size=16)
-    fleet = dd.RayFleet(address=address, cpus=0.2, shards=2)
+    folder, shares = FOLDER / "run", what == "shards"
+    problem = dd.Network(net, torch.nn.functional.mse_loss, shard, workers=4 if shares else 1, batch_size=16)
+    fleet = dd.RayFleet(address=address, cpus=0.2, shards=2) if shares else dd.RayFleet(address=address, ranks=2)
     run = dd.train(dd.DuDe(lr=1e-6), problem, fleet, updates=UPDATES, folder=folder, checkpoint_every=40)
-    print(
-        f"{run.version} updates, {run.faults}; {len({node for node, _ in fleet.control.shards.values()})} host has shards"
-    )
+    print(f"{run.version} updates, faults {run.faults or 'none'}")
+    if shares:
+        print(f"in the end shards are on {len({node for node, _ in fleet.control.shards.values()})} of 2 hosts")
     for note in run.notes:
         print(f"note: {note}")
     print(f"a replay has the same bits: {torch.equal(dd.replay(folder, problem).x, run.x)}")
 
 
-def shards() -> None:
+def ray_on_two_hosts(what: str, cpus: int) -> None:
     with hosts(2) as (first, second):
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         path = {**os.environ, **token, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-        common = ("--num-cpus", 4, "--disable-usage-stats", "--node-ip-address")
+        common = ("--num-cpus", cpus, "--disable-usage-stats", "--node-ip-address")
         call(*first.within("ray", "start", "--head", "--port", PORT, *common, first.address), env=path)
         call(*second.within("ray", "start", "--address", f"{first.address}:{PORT}", *common, second.address), env=path)
-        command = first.within(sys.executable, __file__, "inside", f"{first.address}:{PORT}")
+        command = first.within(sys.executable, __file__, what, f"{first.address}:{PORT}")
         with subprocess.Popen(command, env=path) as run:
             wait_for("a checkpoint", lambda: bool(list((FOLDER / "run").glob("checkpoints/*.safetensors"))))
-            time.sleep(3.0)
-            print(f"{second.name} is switched off", flush=True)
-            second.off()
+            if what == "shards":
+                time.sleep(3.0)
+                print(f"{second.name} is switched off", flush=True)
+                second.off()
         raise SystemExit(run.returncode)
 
 
@@ -242,15 +244,15 @@ def _sweep(both: list[Host], there: dict[str, str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("shards", "slurm", "inside"))
-    parser.add_argument("address", nargs="?", default="")
+    parser.add_argument("what", choices=("shards", "group", "slurm"))
+    parser.add_argument("address", nargs="?", help="of the Ray that runs, as the first host is told")
     given = parser.parse_args()
-    if given.what == "inside":
-        inside(given.address)
-    elif given.what == "shards":
-        shards()
-    else:
+    if given.address is not None:
+        inside(given.what, given.address)
+    elif given.what == "slurm":
         slurm()
+    else:
+        ray_on_two_hosts(given.what, cpus=4 if given.what == "shards" else 1)
 
 
 if __name__ == "__main__":

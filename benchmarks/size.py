@@ -6,15 +6,14 @@
 
 Each round measures the machine's constants anew and then makes a run of each size, with a gradient that costs nothing, so
 that only the server, the copies and the messages count; every run has a process of its own. Memory is the peak of the
-server's resident set, beyond that of a run with 50,000 weights. On a machine that others use, a run has less than all
-cores: how many they took of it is read from the kernel's books, and the prediction is for what was left.
+resident set of the server, or of its largest shard. On a machine that others use, a run has less than all cores: how many
+they took of it is read from the kernel's books, and the prediction is for what was left.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import resource
 import statistics
@@ -32,7 +31,6 @@ from dualdelay.theory.footprint import footprint
 from dualdelay.theory.machine import Machine, machine_seconds, measure_machine, read_machine, timed, values_of
 
 SECONDS = 10.0  # of a run
-SHORT = 3  # of the run that others are compared with: Ray's own memory grows with the first thousands of calls
 OURS = 0.1  # of a core that others may take before it counts as busy
 
 
@@ -62,12 +60,12 @@ class Peak(threading.Thread):
                     self.bytes = max(self.bytes, int(most.split()[1]) * 1024)
 
 
-def run(weights: int, workers: int, shards: int, seconds: float = SECONDS) -> dict[str, float]:
+def run(weights: int, workers: int, shards: int) -> dict[str, float]:
     """One run of DuDe, in this process; with shards the server is one of them, by the mean of their seconds."""
     fleet = dd.RayFleet(shards=shards or None)
     peak = Peak(fleet.control)
     peak.start()
-    spent = timed(weights, seconds, workers, fleet)
+    spent = timed(weights, SECONDS, workers, fleet)
     peak.over.set()
     peak.join()
     most = peak.bytes if shards else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -101,7 +99,6 @@ def main() -> None:
         print(json.dumps(result))
         return
     ratios: dict[tuple[int, str], list[float]] = {}
-    base = math.inf  # the least that a run with 50,000 weights has taken
     scratch = Path(os.environ.get("TMPDIR", "/tmp")) / f"size-{os.getpid()}.json"
     print("weights     cores left   updates/s (predicted)        ms of server  (predicted)   MB of server (predicted)")
     for _ in range(options.rounds):
@@ -109,7 +106,6 @@ def main() -> None:
             wait_until_quiet(options.patience)
             scratch.write_text(json.dumps(apart()))
         machine: Machine = read_machine(options.machine or scratch)
-        base = min(base, float(apart(50_000, options.workers, options.shards, SHORT)["peak"]))
         for weights in map(int, options.weights):
             wait_until_quiet(options.patience)
             method = footprint(dd.DuDe(lr=1e-6), options.workers, dd.Server())
@@ -117,11 +113,10 @@ def main() -> None:
             left = max(0.1, machine.cores - float(measured["others"]))
             plan = Plan(weights, options.workers, options.shards, machines=1)
             predicted = cost(plan, method, replace(machine, cores=left))
-            grown = float(measured["peak"]) - base
             rows = {
                 "updates/s": (predicted.updates_per_second, 1 / float(measured["wall"])),
                 "ms": (1e3 * predicted.server.seconds, 1e3 * float(measured["server"])),
-                "MB": ((predicted.server.peak - machine.process) / 1e6, grown / 1e6),
+                "MB": (predicted.server.peak / 1e6, float(measured["peak"]) / 1e6),
             }
             texts = []
             for name, (ours, theirs) in rows.items():
