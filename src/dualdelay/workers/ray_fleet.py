@@ -60,7 +60,9 @@ from .worker import GONE, Worker
 
 _MOST_PROCESSORS = 1e6
 _MOST_RANKS = 10_000
-_REPEATED_BY_US = "A worker died or was killed|has been marked dead|Raylet is terminated"  # Ray need not say it as well
+_REPEATED_BY_US = (  # Ray need not say it as well
+    "A worker died or was killed|has been marked dead|Raylet is terminated|worker processes have been started on node"
+)
 _FREED_SOON = ("RAY_free_objects_period_milliseconds", "50")  # after a second, Ray's own, gigabytes of old messages wait
 _ACTOR = "dualdelay worker "  # begins the names of our actors
 _NO_TOKEN = (
