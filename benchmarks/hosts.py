@@ -192,7 +192,7 @@ def slurm() -> None:
         there = {**os.environ, "SLURM_CONF": str(FOLDER / "slurm.conf"), "HOME": str(FOLDER)}
         files = [f"--{name}={FOLDER}/munge.{end}" for name, end in (("socket", "socket"), ("key-file", "key"))]
         files += [f"--{name}={FOLDER}/munge.{name}" for name in ("pid-file", "log-file", "seed-file")]
-        started = [subprocess.Popen(["munged", "--force", "--foreground", *files])]
+        started = [subprocess.Popen(["munged", "--force", "--foreground", *files], stderr=subprocess.DEVNULL)]
         wait_for("munged", lambda: (FOLDER / "munge.socket").exists())
         control = ["unshare", "--uts", "sh", "-c", "hostname control; exec slurmctld -D"]
         started.append(subprocess.Popen(control, env=there, stderr=subprocess.DEVNULL))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise, product
 
 import pytest
 
@@ -17,7 +18,7 @@ SPEED = 1e10
 MACHINE = Machine(
     cores=2,
     copying=(SPEED,) * len(COPIED),
-    copying_together=(SPEED,) * len(COPIED),
+    copying_beside=(SPEED / 2,) * len(COPIED),
     small=Message(0.001, 0.001, 0.001, 0.004),
     large=Message(0.002, 0.001, 0.001, 0.008),
     headed=Message(0.003, 0.0005, 0.0007, 0.009),
@@ -45,7 +46,7 @@ def test_a_case_by_hand() -> None:
     for _ in range(100):
         server = 0.0015 + (4 + 4 + 40 + 8) * 1e7 * (1 + beside) / SPEED
         job = 0.0008 + 8 * 1e7 * (1 + beside) / SPEED  # the message is copied, and the model read where it is
-        beside = (job + 0.0002) / server
+        beside = (job * 3 / 4 + 0.0002) / server  # but for the worker that waits for it
     assert found.server.seconds == pytest.approx(server)
     assert found.limits["cores"] == pytest.approx((server + job + 0.0002) / 0.9 / 2)  # a tenth of the time they wait
     assert found.limits["workers"] == pytest.approx((job + server + 0.0017) / 4)
@@ -69,13 +70,15 @@ def test_a_case_of_several_machines_by_hand() -> None:
 def test_a_case_with_shards_by_hand() -> None:
     """The same in two shards, each with its own half of everything."""
     found = cost(Plan(1e7, 4, 2, machines=1), DUDE, MACHINE)
-    each = SPEED / 2  # the other core is always at work
-    shard = 0.0005 + (4 + 40 + 4) * 5e6 / each  # which writes the next model where it is read, as it makes it
-    job = 0.0003 + 2 * 0.0002 + (4 + 8) * 1e7 / each  # the worker looks whether its message is finite
-    between = 0.0001 + 2 * 0.0001
+    between, beside = 0.0001 + 2 * 0.0001, 0.0
+    for _ in range(100):
+        shard = 0.0005 + (4 + 40 + 4) * 5e6 * (1 + beside) / SPEED  # it writes the next model where it is read
+        job = 0.0003 + 2 * 0.0002 + (4 + 8) * 1e7 * (1 + beside) / SPEED  # it looks whether its message is finite
+        work = 2 * shard + 0.001 + job + between
+        beside = min(1.0, (work - shard - job / 4) / (work / 0.9 / 2))
     assert found.server.kind == "shard" and found.server.seconds == pytest.approx(shard)
     assert found.limits["head"] == pytest.approx(0.001)
-    assert found.limits["cores"] == pytest.approx((2 * shard + 0.001 + job + between) / 0.9 / 2)
+    assert found.limits["cores"] == pytest.approx(work / 0.9 / 2)
     waited = 0.005 + 0.001 - 0.001 - 0.0003 - 0.0005 - 0.0002
     assert found.limits["workers"] == pytest.approx((job + shard + waited) / 4)
     own = 4 + 8 + 4 + 16
@@ -123,6 +126,22 @@ def test_gradients_share_the_cores_of_one_machine_unless_a_gpu_takes_them() -> N
     assert cost(plan, DUDE, MACHINE).updates_per_second == pytest.approx(2.0, rel=0.05)  # two cores
     assert cost(replace(plan, gradient_cores=0.0), DUDE, MACHINE).updates_per_second == pytest.approx(10.0, rel=0.2)
     assert cost(replace(plan, machines=5), DUDE, MACHINE).updates_per_second == pytest.approx(10.0, rel=0.2)
+    apart = Plan(1e3, 3, gradient_seconds=1.0, gradient_cores=2.0, machines=2)  # two of the workers beside no server
+    assert cost(apart, DUDE, MACHINE).updates_per_second == pytest.approx(3 / 2 * 1.0, rel=0.02)
+
+
+@pytest.mark.parametrize("gradient", [0.0, 0.01, 2.0])
+def test_more_of_anything_is_never_slower_on_one_machine(gradient: float) -> None:
+    """More cores, faster memory: also where gradients or shards fill the cores. A single worker takes turns with the
+    server, which the model does not know: it is left out."""
+    for weights, workers, shards in product((1e3, 1e6, 1e8), (4, 64), (0, 2)):
+        plan, rates = Plan(weights, workers, shards, gradient, machines=1), []
+        for cores in (1, 2, 4, 16, 64, 128):
+            machine = replace(MACHINE, cores=cores)
+            faster = replace(machine, copying=(2 * SPEED,) * len(COPIED), copying_beside=(SPEED,) * len(COPIED))
+            rates.append(cost(plan, DUDE, machine).updates_per_second)
+            assert cost(plan, DUDE, faster).updates_per_second >= rates[-1] * (1 - 1e-6)
+        assert all(more >= less * (1 - 1e-6) for less, more in pairwise(rates))
 
 
 def test_no_process_is_busier_than_always_and_limits_are_never_beaten() -> None:

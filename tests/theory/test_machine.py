@@ -65,11 +65,12 @@ def test_constants_that_cannot_be_are_refused(field: str, value: object) -> None
 
 
 def test_the_speed_lies_between_those_that_were_measured() -> None:
-    machine = replace(SHIPPED, copying=(5e10, 4e10, 3e10, 2e10, 1e10), copying_together=(8e10, 8e10, 8e10, 8e10, 8e10))
+    machine = replace(SHIPPED, copying=(5e10, 4e10, 3e10, 2e10, 1e10), copying_beside=(4e10, 4e10, 4e10, 4e10, 4e10))
     assert [machine.speed(size) for size in COPIED] == pytest.approx([5e10, 4e10, 3e10, 2e10, 1e10])
     assert machine.speed(1) == pytest.approx(5e10) and machine.speed(1e15) == pytest.approx(1e10)
     assert 2e10 < machine.speed(2**25.5) < 3e10
     assert machine.speed(1, beside=1.0) == pytest.approx(4e10)
+    assert machine.speed(1e15, beside=1.0) == pytest.approx(1e10)  # company makes nobody faster
     assert machine.speed(1, beside=0.25) == pytest.approx(1 / (0.75 / 5e10 + 0.25 / 4e10))
 
 

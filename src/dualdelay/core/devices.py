@@ -28,6 +28,19 @@ def in_new_thread(function: Callable[[], Any]) -> Any:
     return given[0]
 
 
+_LARGEST_PIECE = 31 << 20  # bytes; of larger ones the C library never learns
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep the memory of vectors that are freed, for those that come next.
+
+    The system would clear each page of it anew. glibc hands back what is free at the end of its memory beyond twice the
+    largest piece that it has handed back, and an update of a model of a megabyte frees about that much: so whether it did
+    was chance. Here it is shown a large piece, which is never written to.
+    """
+    torch.empty(_LARGEST_PIECE, dtype=torch.uint8)
+
+
 def use_threads(count: int) -> None:
     """From now on torch uses so many threads for what this thread computes, and for no other thread's work.
 

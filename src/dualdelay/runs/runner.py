@@ -14,7 +14,7 @@ import torch
 
 from ..batching.replicas import Replicas
 from ..core import Arrival
-from ..core.devices import use_threads, using_threads
+from ..core.devices import keep_freed_memory, use_threads, using_threads
 from ..core.errors import BadInput, BadWork, DualDelayError, NotSaved, RunFailed
 from ..engine.loop import Loop, passed
 from ..engine.monitor import Monitor
@@ -66,6 +66,7 @@ class Runner:
         *,
         resumed: bool = False,
     ) -> None:
+        keep_freed_memory()
         self.loop, self.members = loop, members
         self._spec = members[0].spec  # what all members have in common
         self._watch = () if reporting is None else reporting.watch

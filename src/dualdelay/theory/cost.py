@@ -23,13 +23,9 @@ PIECE = 2**26
 _FREED = 100  # objects that nobody needs any more after which Ray frees them
 _FREED_AFTER = 1.0  # or seconds
 _FILLED = 0.9  # of the cores' time, where processes that exchange vectors and wait for one another share them
-_TURNS = 8  # after which the speed of memory and what uses it agree
+_HALVINGS = 40  # after which the speed of memory agrees with how much uses it
 _CHECKED, _SUMMED, _INITIAL, _AUDIT = 4.0, 4.0, 4.0, 16.0  # bytes for each weight: the finite check, the checksum, ...
-
-
-_READ = (
-    12.0  # bytes for each weight that the head of shards reads: the last, the best, and those that are written at the end
-)
+_READ = 12.0  # the same that the head of shards reads: the last weights, the best, and those that are written at the end
 
 
 @dataclass(frozen=True)
@@ -149,12 +145,13 @@ class _Load:
 
 def cost(plan: Plan, method: Footprint, machine: Machine) -> Cost:
     """Predict what a method takes in a run of that plan, on machines of that kind."""
-    beside = 0.0  # as if nobody else used the memory of a process's machine; then as much as that gives
-    for _ in range(_TURNS):
+    low, high = 0.0, 1.0  # between these is the share of the time in which other cores use the memory as well
+    for _ in range(_HALVINGS):
+        beside = (low + high) / 2
         load = _load(plan, method, machine, beside)
         limits, job = _limits(plan, method, machine, load)
         longest = max(limits.values())
-        beside = min(1.0, max(0.0, _others(plan, machine, load, method.arrivals) / longest))
+        low, high = (low, beside) if _others(plan, machine, load, method.arrivals, longest) < beside else (beside, high)
     processes = _processes(plan, method, machine, load, longest)
     most = math.inf if plan.memory_per_process is None else plan.memory_per_process
     large = tuple(one.kind for one in processes if one.peak > most)
@@ -175,8 +172,7 @@ def _limits(plan: Plan, method: Footprint, machine: Machine, load: _Load) -> tup
         limits["lines from the server"] = a * down / parts / plan.bandwidth
         trips = (up + down) / plan.bandwidth
     if plan.machines is not None:
-        exchange, gradients = _work(plan, load, a)
-        limits["cores"] = (exchange / _FILLED + gradients) / machine.cores
+        limits["cores"] = _busiest(plan, load, a) / machine.cores
     latency = plan.latency if plan.apart else 0.0
     job = plan.gradient_seconds + load.job + max(0.0, load.waited - 2 * latency)
     cycle = job + load.server / a + trips + 2 * latency
@@ -213,23 +209,40 @@ def _load(plan: Plan, method: Footprint, machine: Machine, beside: float) -> _Lo
     return _Load(server, a * head.server, job, a * (head.between + calls * each.between), waited)
 
 
-def _others(plan: Plan, machine: Machine, load: _Load, arrivals: float) -> float:
-    """The seconds for each update that the other cores of a server's or a shard's machine are at work."""
+def _others(plan: Plan, machine: Machine, load: _Load, arrivals: float, seconds: float) -> float:
+    """The share of an update's seconds in which other cores of the server's machine exchange vectors.
+
+    The worker that waits for the update does not. What gradients read and write is not known, and left out.
+    """
     if plan.machines is None or machine.cores <= 1:
         return 0.0
-    return (sum(_work(plan, load, arrivals)) - load.server) / (machine.cores - 1)
+    exchange, _ = _work(plan, load, arrivals, 0)
+    free = machine.cores - 1
+    others = max(0.0, exchange - load.server - arrivals * load.job / plan.workers)
+    return min(1.0, free, others / (seconds * max(1.0, free)))
 
 
-def _work(plan: Plan, load: _Load, arrivals: float) -> tuple[float, float]:
-    """What an update takes of the cores of the busiest machine, all together: without gradients, and for these."""
+def _busiest(plan: Plan, load: _Load, arrivals: float) -> float:
+    """The core seconds of an update at the machine with most to do: that with most of the server, or with most workers."""
     assert plan.machines is not None
-    servers = plan.shards + 1 if plan.shards else 1
-    first = math.ceil(servers / plan.machines)  # of the server's processes on the first machine
-    workers = math.ceil(plan.processes / plan.machines) - first
+    work = (_work(plan, load, arrivals, place) for place in {0, _servers(plan) % plan.machines})
+    return max(exchange / _FILLED + gradients for exchange, gradients in work)
+
+
+def _servers(plan: Plan) -> int:
+    """The processes of the server."""
+    return plan.shards + 1 if plan.shards else 1
+
+
+def _work(plan: Plan, load: _Load, arrivals: float, place: int) -> tuple[float, float]:
+    """The core seconds of an update at one of the machines that processes are dealt to: to exchange, and for gradients."""
+    assert plan.machines is not None
+    servers = len(range(place, _servers(plan), plan.machines))
+    workers = len(range(place, plan.processes, plan.machines)) - servers
+    own = servers * load.server
+    if plan.shards and place == 0:  # the head is there
+        own += load.head - load.server
     jobs = arrivals * workers / plan.workers
-    own = first * max(load.server, load.head)
-    if plan.shards and first == servers:
-        own = plan.shards * load.server + load.head
     return own + jobs * load.job + load.between / plan.machines, jobs * plan.gradient_seconds * plan.gradient_cores
 
 

@@ -40,6 +40,7 @@ _LONGEST = 20_000  # arrivals of a run at most
 _LOOKS = 32  # moments at which it is looked what a run holds
 _BUSY = 0.95  # of the workers' time, below which some of them wait for others
 _COMPARED = 6  # arrivals for each worker whose steps are compared with a copy; the middle one of these counts
+_TICK = 1e-9  # seconds, in place of none at all
 _TRIALS = 5  # timings of each thing, of which the shortest counts: others on the machine only make it longer
 _TIMED = 2**21  # weights of the vectors that passes are timed on, at most
 _TABLE = 2**24  # numbers in all of the workers' gradients then, at most
@@ -260,7 +261,8 @@ def _passes(
     """The time of a step without an update and with one, of making a model small, and of a job beside its gradient.
 
     For each weight, as bytes: those of a copy that takes as long. A copy is made before each step, so that what the step
-    needs is in no cache; the two are compared, for a machine that others use is not as fast in one moment as in another.
+    needs is in no cache; the two are compared, for a machine that others use is not as fast in one moment as in another. Of
+    the other two the shortest times count.
     """
     length = min(length, _TABLE // workers)
     source, target = torch.ones(COPY * length // 8), torch.zeros(COPY * length // 8)
@@ -283,11 +285,12 @@ def _passes(
         pass
     version = loop.state.version
     for _ in _arrivals(loop, _COMPARED * workers):
-        ratios[loop.state.version > version].append(spent[0] / copies[-1])
+        ratios[loop.state.version > version].append(spent[0] / max(copies[-1], _TICK))
         version = loop.state.version
     absorb, update = (COPY * statistics.median(each or [0.0]) for each in ratios.values())
     send, job = (
-        COPY * seconds / min(copies) for seconds in (_send(length, server.downlink), _job(algorithm, length, server))
+        COPY * seconds / max(min(copies), _TICK)
+        for seconds in (_send(length, server.downlink), _job(algorithm, length, server))
     )
     return absorb, update or absorb, send, job
 

@@ -73,8 +73,8 @@ class Machine:
     """Processor cores, which all processes of the machine share."""
     copying: tuple[float, ...]
     """Bytes that one process reads and writes in a second when it copies, for each working set of ``COPIED``."""
-    copying_together: tuple[float, ...]
-    """The same of all cores together."""
+    copying_beside: tuple[float, ...]
+    """The same of each core while all of them do so."""
     small: Message
     """A job whose model travels in the request."""
     large: Message
@@ -97,7 +97,7 @@ class Machine:
     """Where the numbers come from, in words."""
 
     def __post_init__(self) -> None:
-        for name in ("copying", "copying_together"):
+        for name in _SPEEDS:
             values = getattr(self, name)
             if len(values) != len(COPIED) or not all(is_finite(value) and value > 0 for value in values):
                 raise BadInput(f"{name} is {shown(values)}; expected {len(COPIED)} speeds in bytes per second, above zero.")
@@ -114,17 +114,18 @@ class Machine:
 
         ``beside`` is the share of the time in which the other cores do the same.
         """
-        both = (self.copying, [together / self.cores for together in self.copying_together])
-        alone, together = (float(np.interp(np.log(max(1.0, working_set)), np.log(COPIED), speeds)) for speeds in both)
-        return 1 / ((1 - beside) / alone + beside / together)
+        both = (self.copying, self.copying_beside)
+        alone, with_all = (float(np.interp(np.log(max(1.0, working_set)), np.log(COPIED), speeds)) for speeds in both)
+        return 1 / ((1 - beside) / alone + beside / min(alone, with_all))
 
 
+_SPEEDS = ("copying", "copying_beside")
 _MESSAGES = ("small", "large", "headed", "sliced", "shared", "shared_headed", "shared_sliced")
 
 SHIPPED = Machine(
     cores=2,
     copying=(8.5e10, 8.9e10, 4.3e10, 2.7e10, 2.4e10),
-    copying_together=(1.6e11, 1.6e11, 4.1e10, 3.7e10, 3.0e10),
+    copying_beside=(8.0e10, 8.0e10, 2.05e10, 1.85e10, 1.5e10),
     small=Message(0.00088, 0.0010, 0.00003, 0.0016),
     large=Message(0.0032, 0.0024, 0.0024, 0.0052),
     headed=Message(0.0019, 0.0007, 0.0, 0.0058),
@@ -144,7 +145,7 @@ def read_machine(path: Path) -> Machine:
     try:
         values = {field.name: json.loads(data)[field.name] for field in fields(Machine)}
         values |= {name: Message(**values[name]) for name in _MESSAGES}
-        values |= {name: tuple(values[name]) for name in ("copying", "copying_together")}
+        values |= {name: tuple(values[name]) for name in _SPEEDS}
         return Machine(**values)
     except (ValueError, TypeError, KeyError, AttributeError, BadInput) as error:
         raise BadInput(
@@ -189,13 +190,13 @@ def measure_machine(report: Report = lambda share, text: None, base: Machine = S
         messages, store, process = {name: getattr(base, name) for name in _MESSAGES}, base.store, base.process
         when += ", but for Ray's messages: Ray is not installed"
     cores = os.cpu_count() or 1
-    alone, together = [], []
+    alone, beside = [], []
     for place, size in enumerate(COPIED):
         report(0.8 + 0.2 * place / len(COPIED), "copying")
         alone.append(copying(size, 1))
-        together.append(copying(size, cores))
+        beside.append(copying(size, cores) / cores)
     machine = Machine(
-        cores, tuple(alone), tuple(together), **messages, store=store, process=process, origin=f"measured here on {when}"
+        cores, tuple(alone), tuple(beside), **messages, store=store, process=process, origin=f"measured here on {when}"
     )
     if machine.small == base.small:
         return machine

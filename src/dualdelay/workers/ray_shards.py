@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ..core import Memory
 from ..core.compression import Packed, size_of, unpacked
-from ..core.devices import use_threads
+from ..core.devices import keep_freed_memory, use_threads
 from ..core.errors import DualDelayError, RunFailed
 from ..core.state import is_finite
 from ..core.work import Sent, expected_parts
@@ -178,6 +178,7 @@ class ShardActor:
 
     def __init__(self, plan: ShardPlan, number: int, threads: int, piece: int, files: Files) -> None:
         use_threads(threads)
+        keep_freed_memory()
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # it is not written to
         self._plan, self._number, self._piece, self._files = plan, number, piece, files
         start, stop = plan.slices.places[number]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..core import Job, Problem, RunningJob
-from ..core.devices import use_threads
+from ..core.devices import keep_freed_memory, use_threads
 from ..core.errors import BadWork
 from ..core.work import Sent, TakeGradient
 from ..engine.half import Half, Kept, Task
@@ -65,6 +65,7 @@ class Worker:
     """
 
     def __init__(self, worker: int, problem: Problem, half: Half, threads: int) -> None:
+        keep_freed_memory()
         self._worker, self._problem, self._half, self._threads = worker, problem, half, threads
         self._turn = threading.Condition()
         self._sequence = -1  # of the last request
