@@ -58,6 +58,7 @@ class Host:
 
     def __init__(self, number: int, names: Path) -> None:
         self.name, self.address = f"host{number}", f"{NET}.{10 + number}"
+        call("ip", "netns", "del", self.name, check=False)  # one that was left
         call("ip", "netns", "add", self.name)
         call("ip", "link", "add", f"{BRIDGE}{number}", "type", "veth", "peer", "name", "eth0", "netns", self.name)
         call("ip", "link", "set", f"{BRIDGE}{number}", "master", BRIDGE, "up")
@@ -91,6 +92,7 @@ def hosts(count: int) -> Iterator[list[Host]]:
     names = FOLDER / "names"
     lines = ["127.0.0.1 localhost", f"{NET}.1 control", *(f"{NET}.{10 + k} host{k}" for k in range(1, count + 1))]
     names.write_text("\n".join([*lines, ""]))
+    call("ip", "link", "del", BRIDGE, check=False)
     call("ip", "link", "add", BRIDGE, "type", "bridge")
     all_of_them: list[Host] = []
     try:
@@ -140,8 +142,9 @@ def ray_on_two_hosts(what: str, cpus: int) -> None:
         call(*second.within("ray", "start", "--address", f"{first.address}:{PORT}", *common, second.address), env=path)
         command = first.within(sys.executable, __file__, what, f"{first.address}:{PORT}")
         with subprocess.Popen(command, env=path) as run:
-            wait_for("a checkpoint", lambda: bool(list((FOLDER / "run").glob("checkpoints/*.safetensors"))))
-            if what == "shards":
+            saved = (FOLDER / "run").glob
+            wait_for("a checkpoint", lambda: run.poll() is not None or any(saved("checkpoints/*.safetensors")))
+            if what == "shards" and run.poll() is None:
                 time.sleep(3.0)
                 print(f"{second.name} is switched off", flush=True)
                 second.off()
@@ -193,10 +196,10 @@ def slurm() -> None:
         files = [f"--{name}={FOLDER}/munge.{end}" for name, end in (("socket", "socket"), ("key-file", "key"))]
         files += [f"--{name}={FOLDER}/munge.{name}" for name in ("pid-file", "log-file", "seed-file")]
         started = [subprocess.Popen(["munged", "--force", "--foreground", *files], stderr=subprocess.DEVNULL)]
-        wait_for("munged", lambda: (FOLDER / "munge.socket").exists())
         control = ["unshare", "--uts", "sh", "-c", "hostname control; exec slurmctld -D"]
-        started.append(subprocess.Popen(control, env=there, stderr=subprocess.DEVNULL))
         try:
+            wait_for("munged", lambda: (FOLDER / "munge.socket").exists())
+            started.append(subprocess.Popen(control, env=there, stderr=subprocess.DEVNULL))
             for host in both:
                 (FOLDER / f"spool.{host.name}").mkdir()
                 subprocess.Popen(host.within("slurmd", "-D", "-N", host.name), env=there, stderr=subprocess.DEVNULL)

@@ -302,6 +302,8 @@ def test_an_interruption_says_once_how_to_go_on(tmp_path, capsys, monkeypatch):
     [
         (("train", "dudee[lr=0.1]", "--updates", "3"), "did you mean 'dude'"),
         (("train", "AutoDuDe", "--updates", "3"), "did you mean 'auto'"),
+        (("train", "auto_dude", "--updates", "3"), "did you mean 'auto'"),
+        (("sweep", "dude"), "there is no command 'sweep'; did you mean 'compare'"),
         (("train", "dude[lr=-1]", "--updates", "3"), "lr is -1"),
         (("train", "dude[lr=0.1]"), "neither updates nor time"),
         (("train", "dude[lr=0.1]", "--problem", "digit", "--updates", "3"), "did you mean 'digits'"),

@@ -55,10 +55,13 @@ def test_slices_in_pieces_replay_to_the_same_bits_and_go_on_without_shards(tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("memory", ["server", "workers"])
 def test_a_run_goes_on_with_any_number_of_shards(memory, tmp_path):
-    problem, folder = Wide(), tmp_path / "run"
-    dd.train(dd.DuDe(lr=2.0**-6, memory=memory), problem, dd.RayFleet(cpus=0.25), updates=10, folder=folder)
-    for updates, shards in ((20, 3), (30, 2), (40, None), (50, 1)):
-        run = dd.resume(folder, updates, problem=problem, fleet=dd.RayFleet(cpus=0.25, shards=shards))
+    """An optimiser's state is cut as well; of three shards without shared memory the first passes on to two."""
+    problem, folder, server = Wide(), tmp_path / "run", dd.Server(optimizer="AdamW")
+    method, fleet = dd.DuDe(lr=2.0**-6, memory=memory), dd.RayFleet(cpus=0.25)
+    dd.train(method, problem, fleet, updates=10, folder=folder, server=server)
+    for updates, shards, share in ((20, 3, False), (30, 2, True), (40, None, True), (50, 1, True)):
+        fleet = dd.RayFleet(cpus=0.25, shards=shards, shared_memory=share, piece=SMALL)
+        run = dd.resume(folder, updates, problem=problem, fleet=fleet)
         assert run.version == updates and run.audit < 1e-6 and run.notes == ()
     check_replay(run, folder, problem)
 
@@ -125,6 +128,8 @@ def test_slices_of_one_model_may_travel_in_different_ways(weights, piece, tmp_pa
     [
         pytest.param(64 << 20, 600_000, id="whole slices side by side"),
         pytest.param(SMALL, 100_000, id="pieces that are copied"),
+        pytest.param(64 << 20, 100_000, id="whole slices that are copied", marks=pytest.mark.slow),
+        pytest.param(SMALL, 600_000, id="pieces side by side", marks=pytest.mark.slow),
     ],
 )
 def test_a_worker_on_the_same_machine_shares_memory_with_the_shards_and_one_elsewhere_gets_the_same(piece, weights):

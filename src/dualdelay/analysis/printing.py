@@ -577,6 +577,8 @@ def print_size(size: Size, method: str, console: Console) -> None:
             rows.append([change.what, in_bytes(then.server.peak), *rates_then, then.bottleneck, fits])
         console.print()
         print_rows("what could be done otherwise, each by itself", rows, console)
+    cores = f"{size.machine.cores:g} core{'s' if size.machine.cores != 1 else ''}"
     console.print(
-        f"The machine's constants are {size.machine.origin}. Not counted: data, activations, checkpoints, evaluations."
+        f"Machines have {cores} (--cores), with constants {size.machine.origin}. The method's own arithmetic was timed "
+        "now: figures may differ by a tenth another time. Not counted: data, activations, checkpoints, evaluations."
     )

@@ -63,6 +63,9 @@ Quote brackets: 'dude[lr=0.05]'. Every command takes --json for one machine-read
 Exit codes: 0 done, 1 failed (saved as far as it came), 2 bad input, 130 interrupted (and saved)."""
 
 
+_MEANT = {"sweep": "compare", "simulate": "train", "run": "train"}  # words of the Python interface and of others
+
+
 def help_text() -> str:
     """What dualdelay alone prints."""
     width = max(map(len, COMMANDS))
@@ -106,7 +109,8 @@ def _run(words: Sequence[str]) -> None:
         print(f"dualdelay {__version__}")
     elif words[0] not in COMMANDS:
         what = "flag" if words[0].startswith("-") else "command"
-        raise BadInput(f"there is no {what} {words[0]!r}; {nearest(words[0], COMMANDS)} See: dualdelay --help")
+        hint = f"did you mean {_MEANT[words[0]]!r}?" if words[0] in _MEANT else nearest(words[0], COMMANDS)
+        raise BadInput(f"there is no {what} {words[0]!r}; {hint} See: dualdelay --help")
     else:
         _run_command(words[0], words[1:])
 

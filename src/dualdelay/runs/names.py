@@ -93,12 +93,12 @@ def build(kind: str, name: str, values: Mapping[str, Any]) -> Any:
 
 
 def _hint(kind: str, name: str) -> str:
-    """What to do about a name that nothing of a kind has: a file of that name may have been meant."""
+    """What to do about a name that nothing of a kind has: a file of that name may have been meant, or a class."""
     if kind in own.IMPORTED and name.isidentifier() and len(name) < _LONGEST_FOLDER and Path(f"{name}.py").is_file():
         return f"{name}.py is here: to take it from there, add --import {name}.py"
     classes = {thing.__name__.lower(): known for known, thing in REGISTRIES[kind].items()}
-    if name.lower() in classes:
-        return f"did you mean {classes[name.lower()]!r}?"
+    if (bare := name.lower().replace("_", "").replace("-", "")) in classes:
+        return f"did you mean {classes[bare]!r}?"
     return nearest(name, [*REGISTRIES[kind], *own.everything(kind)], f"dualdelay list {HEADINGS.get(kind, 'all')}")
 
 

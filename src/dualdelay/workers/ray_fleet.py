@@ -69,6 +69,7 @@ _NO_TOKEN = (
     "; if it asks for a token (Ray speaks of InvalidAuthToken then), set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN here as on "
     "the cluster"
 )
+_OTHER_TOKEN = "; if Ray speaks of InvalidAuthToken, RAY_AUTH_TOKEN here is not that of the cluster"
 _CHECK = 0.1  # seconds between two looks at whether Ray itself is alive
 _CHECK_LIVES = 0.5  # seconds between two looks at whether processes that are not at work are alive
 _ANSWER = 2.0  # seconds in which a worker says what it keeps; that needs no computation, and the server waits
@@ -476,7 +477,7 @@ def _connect(ray: Any, address: str | None, host: str, insecure: bool, cpus: int
             else:
                 ray.init(address, **options)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            hint = "" if address is None or authenticates() else _NO_TOKEN
+            hint = "" if address is None else _OTHER_TOKEN if authenticates() else _NO_TOKEN
             raise BadInput(f"Ray at {place} could not be started or joined: {str(error).rstrip('.')}{hint}.") from None
     try:
         require_here(place, ray.get_runtime_context().gcs_address)
