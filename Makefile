@@ -62,7 +62,7 @@ slow: .venv/ready
 
 # as another kind of processor; ARGUMENTS=--every-case leaves no case out
 numeric: .venv/ready
-	ATEN_CPU_CAPABILITY=$$($(BIN)/python tests/other_processor.py) $(IN_MEMORY) $(AFTER_REAL) $(BIN)/pytest -m numeric $(ARGUMENTS)
+	ATEN_CPU_CAPABILITY=$$($(BIN)/python tests/other_processor.py) $(IN_MEMORY) $(AFTER_REAL) $(BIN)/pytest -m 'numeric and not slow' $(ARGUMENTS)
 
 # the tests of pages and reports drive a browser; what has none skips them and says so
 browser:

@@ -54,7 +54,12 @@ def terms(y: Tensor, weight: Tensor) -> tuple[int, int, int, int]:
 
 
 CHUNKS = {("several chunks", "tf32x3"), ("chunks of lines", "fma")}  # each way has its own, and they are slow
-EXACT = [(*case, torch.float32) for case in product(SHAPES, ("fma", "tf32x3")) if case not in CHUNKS]
+# each shape in one way, in turns, and in the other where there is more time
+EXACT = [
+    pytest.param(shape, dot, torch.float32, marks=[pytest.mark.slow] * (place % 2 == turn and shape not in dict(CHUNKS)))
+    for (place, shape), (turn, dot) in product(enumerate(SHAPES), enumerate(("fma", "tf32x3")))
+    if (shape, dot) not in CHUNKS
+]
 
 
 # the interpreter multiplies matrices in float32 also where a GPU would in TF32

@@ -227,7 +227,10 @@ def require_gradients(module: nn.Module, precision: str = "float32") -> set[str]
     return kernels_of(y)
 
 
-@pytest.mark.parametrize("name", TAKEN)
+LONG = ("many channels", "rectified in place", "large windows of rectified images")  # what they add is in shorter ones, too
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in TAKEN])
 def test_stacked_networks_have_torchs_gradients_by_our_kernels(name: str) -> None:
     kernels, make = TAKEN[name]
     assert require_gradients(seeded(make)) == kernels

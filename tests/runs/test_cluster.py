@@ -183,6 +183,9 @@ def test_of_a_cluster_that_turns_us_away_it_is_said_what_it_may_want(monkeypatch
             dd.BadInput, match=f"Ray at {address} could not be .*cluster; if it asks for a token .*RAY_AUTH_TOKEN"
         ):
             swept(on=dd.Cluster(address))
+        monkeypatch.setenv("RAY_AUTH_MODE", "token")
+        with pytest.raises(dd.BadInput, match=r"cluster; if .* RAY_AUTH_TOKEN here is not that of the cluster"):
+            swept(on=dd.Cluster(address))
 
 
 def test_without_ray_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

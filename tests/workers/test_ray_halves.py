@@ -63,6 +63,7 @@ dd.train(method, problem, fleet, updates=16, server=server, evaluation=evaluatio
 """
 
 
+@pytest.mark.slow
 def test_a_run_whose_server_was_killed_goes_on_with_the_jobs_that_its_workers_held(tmp_path):
     """Models and messages travel as small differences, and workers that hold jobs evaluate meanwhile."""
     folder, address = tmp_path / "run", ray.get_runtime_context().gcs_address

@@ -174,6 +174,7 @@ def test_a_worker_on_the_same_machine_shares_memory_with_the_shards_and_one_else
     shards.close()
 
 
+@pytest.mark.slow
 def test_what_workers_keep_is_never_with_the_head(tmp_path):
     """One that is killed gets its own back, the sum without that of the other, slice by slice; one that leaves is taken
     out of the sum; at each checkpoint every worker writes its own file, from which it goes on with fewer shards."""
