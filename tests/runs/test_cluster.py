@@ -184,6 +184,7 @@ def test_of_a_cluster_that_turns_us_away_it_is_said_what_it_may_want(monkeypatch
         ):
             swept(on=dd.Cluster(address))
         monkeypatch.setenv("RAY_AUTH_MODE", "token")
+        monkeypatch.setenv("RAY_AUTH_TOKEN", 32 * "ab")
         with pytest.raises(dd.BadInput, match=r"cluster; if .* RAY_AUTH_TOKEN here is not that of the cluster"):
             swept(on=dd.Cluster(address))
 
