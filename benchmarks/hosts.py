@@ -203,7 +203,6 @@ def slurm() -> None:
             for host in both:
                 (FOLDER / f"spool.{host.name}").mkdir()
                 subprocess.Popen(host.within("slurmd", "-D", "-N", host.name), env=there, stderr=subprocess.DEVNULL)
-            wait_for("two idle hosts", lambda: "2" in call("sinfo", "-h", "-t", "idle", "-o", "%D", env=there, check=False))
             _sweep(both, there)
         finally:
             for process in reversed(started):
@@ -213,6 +212,7 @@ def slurm() -> None:
 
 def _sweep(both: list[Host], there: dict[str, str]) -> None:
     def submit() -> tuple[str, Path]:
+        wait_for("two idle hosts", lambda: "2" in call("sinfo", "-h", "-t", "idle", "-o", "%D", env=there, check=False))
         number = call("sbatch", "sweep.sbatch", env=there, cwd=FOLDER).split()[-1]
         print(f"job {number} is submitted", flush=True)
         return number, FOLDER / f"slurm-{number}.out"
@@ -222,20 +222,22 @@ def _sweep(both: list[Host], there: dict[str, str]) -> None:
         said = re.findall(r"(\d+) of 30 runs", output.read_text()) if output.exists() else []
         return int(said[-1]) if said else 0
 
+    def state(number: str) -> str:
+        """Of a job."""
+        return re.findall(r"JobState=(\w+)", call("scontrol", "show", "job", number, env=there))[0]
+
     number, output = submit()
     wait_for("four runs", lambda: ended(output) >= 4)
     call("scancel", number, env=there)
     print(f"it is cancelled when {ended(output)} of 30 runs have ended", flush=True)
-    wait_for("two idle hosts", lambda: "2" in call("sinfo", "-h", "-t", "idle", "-o", "%D", env=there, check=False))
     number, output = submit()
     wait_for("a run", lambda: ended(output) > 0)
     print(f"it begins with {ended(output)} that have ended", flush=True)
     wait_for("ten runs", lambda: ended(output) >= 10)
     call(*both[1].within("pkill", "-9", "raylet"))
     print(f"the raylet of {both[1].name} is killed when {ended(output)} have ended", flush=True)
-    state = re.compile(r"JobState=(\w+)")
-    wait_for("the end", lambda: state.findall(call("scontrol", "show", "job", number, env=there)) != ["RUNNING"], 900.0)
-    print(f"job {number}: {state.findall(call('scontrol', 'show', 'job', number, env=there))[0]}", flush=True)
+    wait_for("the end", lambda: state(number) != "RUNNING", 900.0)
+    print(f"job {number}: {state(number)}", flush=True)
     command = re.search(r"dualdelay (compare .*?) --folder", batch_file().replace("\\\n", " "), re.S)
     assert command is not None
     print("the same sweep is computed here", flush=True)
