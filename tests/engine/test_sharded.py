@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import pytest
@@ -124,8 +125,8 @@ class Room:
     def __init__(self, x: Tensor) -> None:
         self.x = torch.full_like(x, torch.nan)
 
-    def write(self, start: int, part: Tensor) -> Tensor:
-        return self.x[start : start + len(part)].copy_(part)
+    def part(self, start: int, stop: int) -> Tensor:
+        return self.x[start:stop]
 
     def place(self) -> Tensor:
         return self.x
@@ -185,6 +186,43 @@ def test_what_is_lent_where_it_is_never_changes(most: float, monkeypatch: pytest
         assert torch.equal(one.lent(key), state.x)
         lent.append((one.lent(key), one.lent(key).clone()))
     assert all(torch.equal(now, then) for now, then in lent)
+
+
+@dataclass
+class TwoStepsState(dd.State):
+    between: Tensor = field(default_factory=lambda: torch.zeros(0))  # the weights between the two
+
+
+@dataclass(frozen=True)
+class TwoSteps(dd.Algorithm[TwoStepsState]):
+    """Moves the weights twice for every message, and keeps what it has read of them in the middle."""
+
+    lr: float = LR
+
+    def init(self, x: Tensor, n: int, rng: dd.Draws) -> TwoStepsState:
+        return TwoStepsState(x, n, between=torch.zeros_like(x))
+
+    def step(self, s: TwoStepsState, a: dd.Arrival) -> list[dd.Order]:
+        s.descend(a.value, self.lr)
+        s.between = s.x
+        s.descend(a.value.double(), self.lr)
+        return [dd.send(a.worker)]
+
+
+def test_weights_that_a_method_reads_between_two_descents_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard, "BLOCK", 64)
+    method, x = TwoSteps(), torch.linspace(-1.0, 1.0, WEIGHTS)
+    one = ShardPlan(method, N, 0, None, "full", Slices(WEIGHTS, 1), x.dtype).shard(0, x.clone(), Roomy())
+    state = method.init(x, N, dd.Draws(0, "server"))
+    for key in range(4):
+        gradient = torch.randn(WEIGHTS, generator=torch.Generator().manual_seed(key))
+        one.push(key % N, (0, key), {"": gradient})
+        one.step(((key % N, key, key), float(key), 1.0, 0.0, 4 * WEIGHTS, 1, 0), False, (0, key))
+        method.step(state, dd.Arrival(dd.Job(key % N, key, key), gradient, float(key), 1.0, 0.0))
+        one.keep(key, None)
+        assert torch.equal(one.lent(key), state.x)
+    saved = one.save()["state"]
+    assert torch.equal(saved["between"], state.between) and torch.equal(saved["weights"], state.x)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])

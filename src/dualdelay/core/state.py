@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any, Protocol
 
@@ -43,8 +43,13 @@ class Stepper(Protocol):
         """Continue from what was saved."""
 
 
+class _Place:
+    blank: Callable[[], Tensor] | None = None
+    """Where new weights are made, if that is not left to torch: no field of a state, which is saved and cut as it is."""
+
+
 @dataclass
-class State:
+class State(_Place):
     """What the server knows; algorithms extend it. A tensor read from ``x`` keeps its values for good."""
 
     weights: Tensor  # (d); read it as x, move it with descend
@@ -100,17 +105,24 @@ class State:
             dtype = self.weights.dtype
             self.weights = torch.addcmul(self.weights, direction.to(dtype), (lr / -over).to(dtype))
         elif direction.dtype == self.weights.dtype:
-            self.weights = torch.add(self.weights, direction, alpha=-(lr / over), out=None if self.lent else self.weights)
-        elif self.lent and direction.numel() <= BLOCK:
+            self.weights = torch.add(self.weights, direction, alpha=-(lr / over), out=self._out())
+        elif self.lent and self.blank is None and direction.numel() <= BLOCK:
             self.weights = torch.add(self.weights, direction.to(self.weights.dtype), alpha=-(lr / over))
         else:
-            new = torch.empty_like(self.weights) if self.lent else self.weights
+            new = self._out()
+            new = torch.empty_like(self.weights) if new is None else new
             for out, x, part in blocks(new, self.weights, direction):
                 torch.add(x, part.to(x.dtype), alpha=-(lr / over), out=out)
             self.weights = new
         self.lent = False
         self.version += 1
         self.descents += 1
+
+    def _out(self) -> Tensor | None:
+        """Where the next weights are made: in place, or if these were read where ``blank`` says; None: where torch does."""
+        if not self.lent:
+            return self.weights
+        return None if self.blank is None else self.blank()
 
 
 @dataclass(kw_only=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import torch
@@ -74,8 +75,8 @@ def named(value: Any) -> Mapping[str, Any]:
 class Room(Protocol):
     """Where weights are put part by part."""
 
-    def write(self, start: int, part: Tensor) -> Tensor:
-        """Some of them, from this place on; returns them where they are then."""
+    def part(self, start: int, stop: int) -> Tensor:
+        """The memory of some of them."""
 
     def place(self) -> Any:
         """All are there: as of what is put at once, the place."""
@@ -104,6 +105,35 @@ class Store:
     def memory(self, place: Any, start: int, stop: int) -> Memory:
         """Of what a worker keeps elsewhere, the numbers from ``start`` to ``stop`` of its vectors."""
         raise AssertionError("here nothing is elsewhere")
+
+
+class _NewRoom:
+    """Where the weights that a step makes block by block are put; the place is made when the first block needs it."""
+
+    def __init__(self, store: Store, like: Tensor) -> None:
+        self._store, self._like = store, like
+        self._used = 0  # weights whose memory was handed out
+
+    @cached_property
+    def room(self) -> Room | None:
+        """That place, if there is one."""
+        return self._store.room(self._like)
+
+    def blank(self, start: int, stop: int) -> Tensor:
+        """Memory for new weights of a block."""
+        if self._used > start:  # the method has read those that it made there, which are to stay as they are
+            self.room = None
+        if self.room is None:
+            return torch.empty_like(self._like[start:stop])
+        self._used = stop
+        return self.room.part(start, stop)
+
+    def put(self, weights: Tensor, start: int, stop: int) -> Tensor:
+        """A block's new weights, there if there is such a place."""
+        if self.room is None:
+            return weights
+        there = self.room.part(start, stop)
+        return there if there.data_ptr() == weights.data_ptr() else there.copy_(weights)
 
 
 class Shard:
@@ -168,19 +198,21 @@ class Shard:
     def _step_by_blocks(self, a: Arrival) -> None:
         if self._blocks is None:
             self._blocks = Blocks(self._state, BLOCK)
-        sums, before, room = 0, self._blocks.version, None
+        sums, before, room = 0, self._blocks.version, _NewRoom(self._store, self._state.weights)
         for place, state in self._blocks:
             own = self._blocks.cut(a.parts or {"": a.value}, *place)
             parts = own if a.parts else NO_PARTS
+            if self._lends_weights:  # then somebody is about to be sent what comes out
+                state.blank = partial(room.blank, *place)
             self._plan.algorithm.step(state, a._replace(value=next(iter(own.values())), parts=parts))
+            state.blank = None
             if state.version != self._checksum[0]:
                 sums += int(checksum(state.weights, self._bits))
-            if state.version != before and place[0] == 0 and self._lends_weights:  # then somebody is about to be sent it
-                room = self._store.room(self._state.weights)
-            if room is not None:  # where workers may read them, so that the next step makes new ones
-                state.weights, state.lent = room.write(place[0], state.weights), True
-        if room is not None:
-            self._room, self._state.weights = (self._blocks.version, room), self._blocks.weights  # the old ones go
+            if state.version != before and self._lends_weights:
+                state.weights = room.put(state.weights, *place)
+                state.lent = state.lent or room.room is not None  # workers read them there: the next step makes new ones
+        if self._blocks.version != before and self._lends_weights and room.room is not None:
+            self._room, self._state.weights = (self._blocks.version, room.room), self._blocks.weights  # the old ones go
         if self._blocks.version != self._checksum[0]:
             self._checksum = (self._blocks.version, total_checksums([[sums]])[0])
         self._checksums.append(self._checksum[1])

@@ -110,9 +110,9 @@ class _SharedRoom:
     def __init__(self, blank: Lent) -> None:
         self._blank, self._weights = blank, torch.from_numpy(blank.blank())
 
-    def write(self, start: int, part: Tensor) -> Tensor:
-        """Some of them, from this place on; returns them where they are then."""
-        return self._weights[start : start + len(part)].copy_(part)
+    def part(self, start: int, stop: int) -> Tensor:
+        """The memory of some of them."""
+        return self._weights[start:stop]
 
     def place(self) -> dict[str, _Lent]:
         """All are there."""
