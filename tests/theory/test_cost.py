@@ -72,7 +72,7 @@ def test_a_case_with_shards_by_hand() -> None:
     found = cost(Plan(1e7, 4, 2, machines=1), DUDE, MACHINE)
     between, beside = 0.0001 + 2 * 0.0001, 0.0
     for _ in range(100):
-        shard = 0.0005 + (4 + 40 + 4) * 5e6 * (1 + beside) / SPEED  # it writes the next model where it is read
+        shard = 0.0005 + (4 + 40) * 5e6 * (1 + beside) / SPEED  # it makes the next model where it is read
         job = 0.0003 + 2 * 0.0002 + (4 + 8) * 1e7 * (1 + beside) / SPEED  # it looks whether its message is finite
         work = 2 * shard + 0.001 + job + between
         beside = min(1.0, (work - shard - job / 4) / (work / 0.9 / 2))
@@ -84,6 +84,12 @@ def test_a_case_with_shards_by_hand() -> None:
     own = 4 + 8 + 4 + 16
     assert found.server.peak == pytest.approx(1e8 + 1e7 * (own + 16 + (16 + 4) + 16) / 2)
     assert found.processes[0].kind == "head" and found.processes[0].peak == pytest.approx(1e8 + 1e7 * (4 + 12 + 12))
+    caches = replace(MACHINE, copying=(1e3 * SPEED,) * 3 + (SPEED,) * (len(COPIED) - 3))
+    caches = replace(caches, copying_beside=caches.copying)
+    quick = cost(Plan(1e7, 4, 2, machines=1), DUDE, caches).server.seconds  # checksums are of what is in the cache
+    assert quick == pytest.approx(0.0005 + 40 * 5e6 / SPEED, rel=1e-3)
+    stepped = replace(DUDE, server={**DUDE.server, "optimizer": 8.0})  # then it is not made block by block, and is copied
+    assert cost(Plan(1e7, 4, 2, machines=1), stepped, caches).server.seconds - quick == pytest.approx(8 * 5e6 / SPEED)
     apart = cost(Plan(1e7, 4, 2), DUDE, MACHINE)
     assert apart.server.seconds == pytest.approx(0.002 + (4 + 40) * 5e6 / SPEED + 2e7 / 5e9)
     seconds = 1 / apart.updates_per_second

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from ..core.errors import BadInput
 from ..core.settings import check_settings, positive, whole, zero_or_more
+from ..core.state import BLOCK
 from ..workers.messages import INLINE
 from .footprint import Footprint
 from .machine import Machine
@@ -187,15 +188,18 @@ def _load(plan: Plan, method: Footprint, machine: Machine, beside: float) -> _Lo
     d, up, down = plan.weights / parts, method.up * plan.weights, method.down * plan.weights
     stored = down / parts > INLINE
     speed = machine.speed(math.inf, beside)  # beside other vectors the caches hold little
-    of_server, of_worker = (0.0, _CHECKED) if plan.shards else (_CHECKED, 0.0)  # who looks whether a message is finite
-    passes = a * (of_server + method.send) + _SUMMED + method.update + (a - 1) * method.absorb
+    passes = a * method.send + method.update + (a - 1) * method.absorb
+    looked = a * _CHECKED * d / speed + _SUMMED * d / speed, 0.0  # whether messages are finite, and the checksum
+    if plan.shards:  # they add up what they have just made, and workers look at what they have just copied
+        cached = machine.speed(8.0 * BLOCK, beside)
+        looked = _SUMMED * d / cached, _CHECKED * plan.weights / cached
     puts, read = (a if method.own_models else 1) * down / parts, 2 * down
     if plan.shared and not method.own_models:
         read = 0.0  # a worker reads the model where it is
-        puts /= 2 if plan.shards else 1  # and shards write it there as they make it
+        puts *= 0 if plan.shards and "optimizer" not in method.server else 1  # and shards make it there
     put = (2 / speed if plan.shared else 1 / machine.store) if stored else 0.0  # what is in the request is not put anywhere
-    moved = passes * d / speed + puts * put
-    copies = (read + (method.job + of_worker) * plan.weights) / speed + up * put
+    moved = passes * d / speed + looked[0] + puts * put
+    copies = (read + method.job * plan.weights) / speed + looked[1] + up * put
     if not plan.shards:
         message = (machine.shared if plan.shared else machine.large) if stored else machine.small
         waited = message.round_trip - message.server - message.worker
