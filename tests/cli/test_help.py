@@ -63,7 +63,7 @@ _WHOLE = "expected a whole number, such as 1000 or 1e3"
         (["train", "dude", "--updates", "1e999999999"], f"--updates is '1e999999999'; {_WHOLE}"),
         (["train", "dude", "--updates"], "--updates is given without a value. See: dualdelay train --help"),
         (["train", "dude", "--keep", "nan"], f"--keep is 'nan'; {_WHOLE}"),
-        (["train", "dude", "--latency", "x"], "--latency is 'x'; expected a number. See: dualdelay train --help"),
+        (["train", "dude", "--latency", "x"], "--latency is 'x'; expected a number, such as 0.5 or 3e8. See: "),
         (["compare", "dude", "--seeds", "1e0", "a"], f"--seeds is '1e0', 'a'; {_WHOLE}"),
         (["train", "dude", "--precision", "double"], "'double'"),
         (["data", "cifar11"], "'cifar11'"),

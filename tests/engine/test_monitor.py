@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,6 +59,18 @@ METHODS = [
 def test_the_live_tau_max_is_that_of_the_trace(method: Any, updates: int) -> None:
     run, calls = logged(method, updates=updates)
     assert calls[-1][1]["tau_max"] == run.delays.tau_max
+
+
+@pytest.mark.parametrize("method", METHODS, ids=label)
+def test_a_resumed_run_knows_of_the_delays_before(method: Any, tmp_path: Path) -> None:
+    """The slowest worker leaves before the run is resumed, so the longest delay is one from before."""
+    fleet, calls = dd.SimulatedFleet(SPEEDS, changes=[dd.speeds.leave(3, 20.0)]), list[dict[str, float]]()
+    problem = heterogeneous(4)
+    first = dd.simulate(method, problem, fleet, time=25.0, folder=tmp_path / "run")
+    reporting = dd.Reporting(log=[lambda version, values: calls.append(dict(values))])
+    run = dd.resume(tmp_path / "run", problem=problem, time=30.0, watch=reporting)
+    assert run.version > first.version
+    assert calls[-1]["tau_max"] == run.delays.tau_max
 
 
 def test_the_signs_at_the_end_are_those_of_the_trace() -> None:

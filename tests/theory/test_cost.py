@@ -176,6 +176,8 @@ def test_changes_are_told_where_they_help_and_only_there() -> None:
     shards = next(then for what, then in told.items() if what.startswith("shards="))
     assert not shards.too_large and shards.updates_per_second > now.updates_per_second
     assert told['memory="workers"'].server.peak < now.server.peak
+    shell = {change.what: change.shell for change in found.changes}
+    assert shell['memory="workers"'] == "memory=workers in --method" and shell['table="half"'] == "--table half"
     assert all(
         then.gradients_per_second >= 1.2 * now.gradients_per_second or then.server.peak <= now.server.peak / 1.2
         for then in told.values()
@@ -194,6 +196,10 @@ def test_shards_are_refused_and_not_recommended_where_a_run_would_refuse_them() 
         size(dd.DuDe(lr=0.1), plan, dd.Server(downlink="int8"), machine=MACHINE)
     whole = size(dd.AutoDuDe(), Plan(1e9, 64, memory_per_process=1e9), machine=MACHINE)
     assert not any(change.what.startswith("shards") for change in whole.changes)
+    assert "cannot be cut into" in whole.why_no_shards
+    for method, server in ((dd.DuDe(lr=0.1), dd.Server(downlink="int8")), (dd.DuDe(lr=0.1), dd.Server())):
+        why = size(method, Plan(1e6, 4), server, machine=MACHINE).why_no_shards
+        assert ("shards and downlink are given" in why) == (server.downlink is not None) == bool(why)
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def _parsed(name: str, kind: Any, words: Sequence[str], default: Any = None) -> 
     raise BadInput(_one_line(errors.getvalue(), name))
 
 
-_KINDS = {"INT": "a whole number, such as 1000 or 1e3", "FLOAT": "a number"}  # what help calls them, in words
+_KINDS = {"INT": "a whole number, such as 1000 or 1e3", "FLOAT": "a number, such as 0.5 or 3e8"}  # what help calls them
 
 
 def _one_line(text: str, name: str) -> str:

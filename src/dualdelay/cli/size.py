@@ -73,9 +73,16 @@ def _machine(flags: Flags) -> Machine:
 
 def _values(result: Size, method: str) -> dict[str, Any]:
     """The prediction for the line of JSON."""
-    changes = [{"change": change.what, **_cost(change.cost)} for change in result.changes]
+    changes = [{"change": change.what, "shell": change.shell, **_cost(change.cost)} for change in result.changes]
     plan, footprint = asdict(result.cost.plan), asdict(result.footprint)
-    return {"method": method, "plan": plan, **_cost(result.cost), "footprint": footprint, "changes": changes}
+    return {
+        "method": method,
+        "plan": plan,
+        **_cost(result.cost),
+        "footprint": footprint,
+        "changes": changes,
+        "why_no_shards": result.why_no_shards,
+    }
 
 
 def _cost(cost: Cost) -> dict[str, Any]:

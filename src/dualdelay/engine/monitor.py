@@ -8,8 +8,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import numpy as np
+
 from ..core import Arrival
 from ..core.aggregate import AggregateState
+from .delays import delays, used_in
 from .loop import Loop
 
 log = logging.getLogger("dualdelay")
@@ -38,7 +41,17 @@ class Monitor:
         self._new: list[tuple[int, int]] = []  # worker and version of gradients that no update has used yet
         self._tau_max = 0
         self._before = version  # a run that is resumed does not begin at nothing
+        if version:
+            self._look_back(loop)
         self._last: tuple[float, int, Counter[int]] | None = None  # seconds, updates and arrivals of the last time
+
+    def _look_back(self, loop: Loop) -> None:
+        """Know of the gradients that arrived before a run was resumed."""
+        trace = loop.recorder.trace()
+        arrived = list(zip(trace.worker.tolist(), trace.version.tolist(), strict=True))
+        self._taken = dict(arrived)
+        self._new = [arrived[k] for k in np.flatnonzero(used_in(trace) > self._before)]
+        self._tau_max = delays(trace, remembers=isinstance(loop.state, AggregateState)).tau_max
 
     def __call__(self, loop: Loop, arrival: Arrival | None) -> None:
         """Look at a run after something has happened."""

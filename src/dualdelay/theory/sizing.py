@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -25,7 +26,9 @@ class Change:
     """Something that could be done otherwise, and what the run would take then."""
 
     what: str
-    """As it is written in Python, such as wait_for=8."""
+    """As it is written in Python, such as shards=4."""
+    shell: str
+    """As it is written on the shell, such as --shards 4."""
     cost: Cost
 
 
@@ -38,6 +41,8 @@ class Size:
     machine: Machine
     changes: tuple[Change, ...]
     """Those that give at least a fifth more gradients per second, need a fifth less memory at the server, or fit."""
+    why_no_shards: str = ""
+    """Why the server cannot be cut into shards, if that is so."""
 
 
 def size(
@@ -65,8 +70,14 @@ def size(
         _require_separable(algorithm, plan.workers, server, plan.shards)
     method = footprint(algorithm, plan.workers, server, table)
     now = cost(plan, method, machine)
-    changes = tuple(change for change in _changes(algorithm, plan, server, table, machine, method) if _helps(change, now))
-    return Size(now, method, machine, changes)
+    why = ""
+    try:
+        _require_separable(algorithm, plan.workers, server, _SHARDS[0])
+    except BadInput as error:
+        why = str(error)
+    most = 0 if why else plan.weights
+    told = (*_more_shards(plan, method, machine, most), *_changes(algorithm, plan, server, table, machine, method))
+    return Size(now, method, machine, tuple(change for change in told if _helps(change, now)), why)
 
 
 def _require_separable(algorithm: Algorithm[Any], workers: int, server: Server, shards: int) -> None:
@@ -90,36 +101,40 @@ def _is_better(more: Cost, fewer: Cost) -> bool:
     return quicker or (fewer.server.kind in fewer.too_large and more.server.peak <= fewer.server.peak / _WORTH)
 
 
+def _more_shards(plan: Plan, method: Footprint, machine: Machine, most: float) -> list[Change]:
+    """As many shards as are worth it, if any are, and no more than so many."""
+    best: list[Change] = []
+    for shards in _SHARDS:
+        if plan.shards < shards <= most:
+            then = cost(replace(plan, shards=shards), method, machine)
+            if best and not _is_better(then, best[0].cost):
+                break
+            best = [Change(f"shards={shards}", f"--shards {shards}", then)]
+    return best
+
+
 def _changes(
     algorithm: Any, plan: Plan, server: Server, table: TableFormat, machine: Machine, method: Footprint
 ) -> Iterator[Change]:
-    """What could be done otherwise, each by itself."""
-    best: Change | None = None
-    try:
-        _require_separable(algorithm, plan.workers, server, _SHARDS[0])
-        several = [shards for shards in _SHARDS if plan.shards < shards <= plan.weights]
-    except BadInput:
-        several = []
-    for shards in several:
-        more = Change(f"shards={shards}", cost(replace(plan, shards=shards), method, machine))
-        if best is not None and not _is_better(more.cost, best.cost):
-            break
-        best = more
-    if best is not None:
-        yield best
+    """What else could be done otherwise, each by itself."""
 
-    def other(what: str, algorithm: Algorithm[Any], server: Server, table: TableFormat) -> Change:
-        return Change(what, cost(plan, footprint(algorithm, plan.workers, server, table), machine))
+    def other(server: Server = server, table: TableFormat = table, **settings: Any) -> Cost:
+        changed = replace(algorithm, **settings) if settings else algorithm
+        return cost(plan, footprint(changed, plan.workers, server, table), machine)
 
-    settings = {field.name for field in fields(algorithm)}
-    if "wait_for" in settings and (c := min(plan.workers, 8 * algorithm.wait_for)) > algorithm.wait_for:
-        yield other(f"wait_for={c}", replace(algorithm, wait_for=c), server, table)
-    if "memory" in settings and algorithm.memory == "server":
-        yield other('memory="workers"', replace(algorithm, memory="workers"), server, table)
+    def set_to(**settings: Any) -> Change:
+        python = ", ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
+        shell = ",".join(f"{name}={value}" for name, value in settings.items())
+        return Change(python, f"{shell} in --method", other(**settings))
+
+    names = {field.name for field in fields(algorithm)}
+    if "wait_for" in names and (c := min(plan.workers, 8 * algorithm.wait_for)) > algorithm.wait_for:
+        yield set_to(wait_for=c)
+    if "memory" in names and algorithm.memory == "server":
+        yield set_to(memory="workers")
     if method.server.get("table", 0.0) and table == "full":
-        yield other('table "half"', algorithm, server, "half")
-    if "compress" in settings and algorithm.compress is None:
-        small = replace(algorithm, memory="workers", compress="int8")
-        yield other('memory="workers", compress="int8"', small, server, table)
+        yield Change('table="half"', "--table half", other(table="half"))
+    if "compress" in names and algorithm.compress is None:
+        yield set_to(memory="workers", compress="int8")
     elif server.uplink is None and method.up == 4:
-        yield other('uplink="int8"', algorithm, replace(server, uplink="int8"), table)
+        yield Change('uplink="int8"', "--uplink int8", other(replace(server, uplink="int8")))
