@@ -154,7 +154,7 @@ def test_the_same_bits_where_shards_step_block_by_block(
     monkeypatch.setattr(shard, "BLOCK", 64)
     monkeypatch.setattr(shard, "Store", store)
     made, step = list[dd.Arrival](), shard.Shard._step_by_blocks
-    monkeypatch.setattr(shard.Shard, "_step_by_blocks", lambda self, a: (made.append(a), step(self, a)))
+    monkeypatch.setattr(shard.Shard, "_step_by_blocks", lambda self, a: made.append(a) or step(self, a))
     method = ALGORITHMS[name]
     one, other = advanced(whole_server(method)), advanced(shards_of(method, 2), 30)
     saved, rows = copy.deepcopy(other.save_of(0)), copy.deepcopy(other.rows_of(0, 0))
@@ -186,6 +186,25 @@ def test_what_is_lent_where_it_is_never_changes(most: float, monkeypatch: pytest
         assert torch.equal(one.lent(key), state.x)
         lent.append((one.lent(key), one.lent(key).clone()))
     assert all(torch.equal(now, then) for now, then in lent)
+
+
+def test_messages_and_questions_in_the_middle_of_a_step_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard, "BLOCK", 64)
+    method, x = dd.DuDe(LR, start="zeros"), torch.linspace(-1.0, 1.0, WEIGHTS)
+    one = ShardPlan(method, N, 0, None, "full", Slices(WEIGHTS, 1), x.dtype).shard(0, x.clone(), Roomy())
+    state = method.init(x, N, dd.Draws(0, "server"))
+    gradients = [torch.randn(WEIGHTS, generator=torch.Generator().manual_seed(key)) for key in range(8)]
+    one.push(0, (0, 0), {"": gradients[0]})
+    for key, gradient in enumerate(gradients):
+        facts, turns = ((key % N, key, key), float(key), 1.0, 0.0, 4 * WEIGHTS, 1, 0), 0
+        for turns, _ in enumerate(one.step_in_turns(facts, False, (0, key)), start=1):
+            if turns == 1 and key + 1 < len(gradients):
+                one.push((key + 1) % N, (0, key + 1), {"": gradients[key + 1]})
+            assert not one.is_known(key) and (key == 0 or torch.equal(one.lent(key - 1), state.x))
+        assert turns > 1
+        method.step(state, dd.Arrival(dd.Job(key % N, key, key), gradient, float(key), 1.0, 0.0))
+        one.keep(key, None)
+        assert torch.equal(one.lent(key), state.x)
 
 
 @dataclass

@@ -8,7 +8,7 @@ and every shard does the same to its slice of the weights, the sum, the table an
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from typing import Any, Protocol
@@ -25,6 +25,8 @@ from ..core.work import Sent
 from .blocks import Blocks, can_be_cut
 from .half import METHOD, checked_model
 from .slices import Elsewhere, Lazily, Slices, cut, cut_part, joined, stand_ins, vectors_of
+
+_TURN = 2  # blocks of a step after which somebody else may have a turn
 
 Call = Sequence[Any]
 """The name of a shard's method, and its arguments."""
@@ -170,6 +172,11 @@ class Shard:
 
     def step(self, facts: Sequence[Any], is_named: bool, message: Sequence[int]) -> None:
         """A worker's message is absorbed, of which the head knows these facts, and whether its tensors have names."""
+        for _ in self.step_in_turns(facts, is_named, message):
+            pass
+
+    def step_in_turns(self, facts: Sequence[Any], is_named: bool, message: Sequence[int]) -> Iterator[None]:
+        """The same with moments in between in which messages may come and models be asked for."""
         (worker, draw, version), time, seconds, loss, size, steps, down = facts
         waiting, name = self._messages[worker], (message[0], message[1])
         parts = waiting[name]
@@ -178,7 +185,7 @@ class Shard:
         value, named_parts = next(iter(parts.values())), parts if is_named else NO_PARTS
         a = Arrival(Job(worker, draw, version), value, time, seconds, loss, size, steps, down, named_parts)
         if self._goes_by_blocks(parts.values()):
-            self._step_by_blocks(a)
+            yield from self._step_by_blocks(a)
             return
         if self.state.optimizer is not None and not a.parts:
             self.state.optimizer.observe(self.state.weights, a.value)
@@ -195,11 +202,11 @@ class Shard:
             return False
         return self._blocks is not None or all(can_be_cut(getattr(state, f.name)) for f in fields(state))
 
-    def _step_by_blocks(self, a: Arrival) -> None:
+    def _step_by_blocks(self, a: Arrival) -> Iterator[None]:
         if self._blocks is None:
             self._blocks = Blocks(self._state, BLOCK)
         sums, before, room = 0, self._blocks.version, _NewRoom(self._store, self._state.weights)
-        for place, state in self._blocks:
+        for number, (place, state) in enumerate(self._blocks, start=1):
             own = self._blocks.cut(a.parts or {"": a.value}, *place)
             parts = own if a.parts else NO_PARTS
             if self._lends_weights:  # then somebody is about to be sent what comes out
@@ -211,6 +218,8 @@ class Shard:
             if state.version != before and self._lends_weights:
                 state.weights = room.put(state.weights, *place)
                 state.lent = state.lent or room.room is not None  # workers read them there: the next step makes new ones
+            if number % _TURN == 0:
+                yield
         if self._blocks.version != before and self._lends_weights and room.room is not None:
             self._room, self._state.weights = (self._blocks.version, room.room), self._blocks.weights  # the old ones go
         if self._blocks.version != self._checksum[0]:

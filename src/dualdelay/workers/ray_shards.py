@@ -233,7 +233,11 @@ class ShardActor:
         if not self._failure:
             try:
                 for name, args in calls:
-                    getattr(self.shard, name)(*args)
+                    if name == "step":
+                        for _ in self.shard.step_in_turns(*args):
+                            await asyncio.sleep(0)  # a worker that waits for an answer has it before the step is over
+                    else:
+                        getattr(self.shard, name)(*args)
                     if name == "leave":  # its memory is let go of; if it comes back, that is another process
                         self._near.pop(args[0], None)
             except Exception:  # a user's method may raise anything
