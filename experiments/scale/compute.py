@@ -1,6 +1,6 @@
 """Where the bottleneck is for 10 to 100,000 workers and a million to seventy billion weights: runs on virtual time.
 
-    python experiments/scale/compute.py            # ten minutes on one core; writes experiments/scale/results.json
+    python experiments/scale/compute.py            # two minutes on one core; writes experiments/scale/results.json
 
 A vector of a hundred numbers stands for the weights, with messages as large as those of the weights (``SharedLink.scale``).
 Every server and shard has a line of 10 Gbit/s, and is busy with each gradient for as long as the cost model says of a
