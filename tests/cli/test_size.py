@@ -65,7 +65,7 @@ def test_the_page_says_what_each_process_takes_and_what_an_update_waits_for(caps
     for text in ("head", "shard", "worker", "last gradients of the workers", "The bottleneck is", "does not fit: a shard"):
         assert text in page
     assert "shipped with the package" in page and "what could be done otherwise" in page
-    assert "--shards 64" in page and "compress=int8 in --method" in page and "Shards are not" not in page
+    assert "--shards 64" in page and "compress=int8 in --method" in page and "No shards are" not in page
     assert "lines of 1 GB/s" in page
 
 

@@ -61,15 +61,25 @@ def test_the_live_tau_max_is_that_of_the_trace(method: Any, updates: int) -> Non
     assert calls[-1][1]["tau_max"] == run.delays.tau_max
 
 
-@pytest.mark.parametrize("method", METHODS, ids=label)
-def test_a_resumed_run_knows_of_the_delays_before(method: Any, tmp_path: Path) -> None:
-    """The slowest worker leaves before the run is resumed, so the longest delay is one from before."""
-    fleet, calls = dd.SimulatedFleet(SPEEDS, changes=[dd.speeds.leave(3, 20.0)]), list[dict[str, float]]()
-    problem = heterogeneous(4)
-    first = dd.simulate(method, problem, fleet, time=25.0, folder=tmp_path / "run")
+AWAY = [dd.speeds.leave(3, 20.0), dd.speeds.join(3, 26.0)]
+SLOWEST = dd.SimulatedFleet(SPEEDS, changes=AWAY)  # it is away for a while, so the longest delay may be one from before
+
+
+@pytest.mark.parametrize("method", [*METHODS, dd.algorithms.ACED(LR, max_delay=2)], ids=label)
+@pytest.mark.parametrize("time", [22.0, 25.0, 27.0, 45.0])
+def test_the_live_tau_max_is_that_of_the_trace_where_workers_come_and_go(method: Any, time: float) -> None:
+    run, calls = logged(method, SLOWEST, time=time)
+    assert calls[-1][1]["tau_max"] == run.delays.tau_max
+
+
+@pytest.mark.parametrize("method", [*METHODS, dd.algorithms.ACED(LR, max_delay=2)], ids=label)
+@pytest.mark.parametrize("times", [(2.0, 9.0), (22.0, 22.5), (25.0, 30.0), (27.0, 35.0)], ids=str)
+def test_a_resumed_run_knows_of_the_delays_before(method: Any, times: tuple[float, float], tmp_path: Path) -> None:
+    """Also of one that had made no update yet, or whose slowest worker is away, or has come back and not reported."""
+    problem, calls = heterogeneous(4), list[dict[str, float]]()
+    dd.simulate(method, problem, SLOWEST, time=times[0], folder=tmp_path / "run")
     reporting = dd.Reporting(log=[lambda version, values: calls.append(dict(values))])
-    run = dd.resume(tmp_path / "run", problem=problem, time=30.0, watch=reporting)
-    assert run.version > first.version
+    run = dd.resume(tmp_path / "run", problem=problem, time=times[1], watch=reporting)
     assert calls[-1]["tau_max"] == run.delays.tau_max
 
 

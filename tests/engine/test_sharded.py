@@ -217,6 +217,7 @@ class TwoSteps(dd.Algorithm[TwoStepsState]):
     """Moves the weights twice for every message, and keeps what it has read of them in the middle."""
 
     lr: float = LR
+    columns: bool = False  # whether the second step size is a tensor, as of runs that advance together
 
     def init(self, x: Tensor, n: int, rng: dd.Draws) -> TwoStepsState:
         return TwoStepsState(x, n, between=torch.zeros_like(x))
@@ -224,13 +225,16 @@ class TwoSteps(dd.Algorithm[TwoStepsState]):
     def step(self, s: TwoStepsState, a: dd.Arrival) -> list[dd.Order]:
         s.descend(a.value, self.lr)
         s.between = s.x
-        s.descend(a.value.double(), self.lr)
+        s.descend(a.value.double(), torch.tensor([self.lr]) if self.columns else self.lr)
         return [dd.send(a.worker)]
 
 
-def test_weights_that_a_method_reads_between_two_descents_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("columns", [False, True])
+def test_weights_that_a_method_reads_between_two_descents_stay_as_they_are(
+    columns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shard, "BLOCK", 64)
-    method, x = TwoSteps(), torch.linspace(-1.0, 1.0, WEIGHTS)
+    method, x = TwoSteps(columns=columns), torch.linspace(-1.0, 1.0, WEIGHTS)
     one = ShardPlan(method, N, 0, None, "full", Slices(WEIGHTS, 1), x.dtype).shard(0, x.clone(), Roomy())
     state = method.init(x, N, dd.Draws(0, "server"))
     for key in range(4):

@@ -107,13 +107,17 @@ def test_a_seed_names_problem_speeds_and_start_alike() -> None:
 
 
 @pytest.mark.parametrize("compute", [TOGETHER, ALONE], ids=["together", "alone"])
-def test_the_report_grows_from_nothing_to_all(compute: dd.Compute, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_grows_from_nothing_to_all_and_failures_are_warned_of(
+    compute: dd.Compute, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     moments = (k / 10 for k in count())  # the clock is a tenth of a second later each time it is read
     monkeypatch.setattr("dualdelay.runs.together.clock", SimpleNamespace(monotonic=lambda: next(moments)))
     shares: list[float] = []
     reporting = dd.Reporting(report=lambda share, text: shares.append(share), progress=False)
     done = sweep({"algorithm": METHODS, "lr": [LR, 1e200, 0.05]}, compute=compute, watch=reporting)
     assert len(done.failed) == 4  # those with a step size of 1e200
+    warned = [record.getMessage() for record in caplog.records if "did not come to its end" in record.getMessage()]
+    assert len(warned) == 4 and all("lr=1e+200" in text for text in warned)
     assert shares == sorted(shares) and (shares[0], shares[-1]) == (0.0, 1.0)
     assert len(set(shares)) >= 8  # one for each run alone, fewer where runs advance together
 

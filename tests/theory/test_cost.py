@@ -88,8 +88,9 @@ def test_a_case_with_shards_by_hand() -> None:
     caches = replace(caches, copying_beside=caches.copying)
     quick = cost(Plan(1e7, 4, 2, machines=1), DUDE, caches).server.seconds  # checksums are of what is in the cache
     assert quick == pytest.approx(0.0005 + 40 * 5e6 / SPEED, rel=1e-3)
-    stepped = replace(DUDE, server={**DUDE.server, "optimizer": 8.0})  # then it is not made block by block, and is copied
-    assert cost(Plan(1e7, 4, 2, machines=1), stepped, caches).server.seconds - quick == pytest.approx(8 * 5e6 / SPEED)
+    stepped = replace(DUDE, optimized=True)  # then it is not made block by block, and is copied
+    slow = cost(Plan(1e7, 4, 2, machines=1), stepped, caches).server.seconds
+    assert slow - quick == pytest.approx((4 + 8) * 5e6 / SPEED, rel=1e-3)
     apart = cost(Plan(1e7, 4, 2), DUDE, MACHINE)
     assert apart.server.seconds == pytest.approx(0.002 + (4 + 40) * 5e6 / SPEED + 2e7 / 5e9)
     seconds = 1 / apart.updates_per_second

@@ -113,3 +113,12 @@ def test_what_cannot_be_counted_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         footprint(Never(lr=0.1), 4, SERVER)
     with pytest.raises(dd.BadInput, match="Idle gives nobody work any more"):
         footprint(Idle(lr=0.1), 4, SERVER)
+
+
+@pytest.mark.parametrize(
+    ("server", "optimized"),
+    [(dd.Server(), False), (dd.Server(optimizer="SGD"), True), (dd.Server(schedule="StepLR[step_size=9]"), True)],
+)
+def test_it_is_known_who_makes_the_step(server: dd.Server, optimized: bool) -> None:
+    """Also of an optimiser that keeps nothing."""
+    assert footprint(dd.DuDe(lr=0.1), 4, server, timed=1000).optimized is optimized

@@ -18,7 +18,7 @@ from dualdelay.engine.sharded import ShardLost
 from dualdelay.engine.slices import Elsewhere, Slices
 from dualdelay.storage import parts
 from dualdelay.workers.messages import JobRequest, Pushed, Reply
-from dualdelay.workers.ray_fleet import _SlicedActor
+from dualdelay.workers.ray_fleet import RayTransport, _SlicedActor
 from dualdelay.workers.ray_shards import _IN_ANSWER, NOT_FINITE, AtWorker, NotThere, RayShards
 from helpers import check_replay, kinds
 from real import Fragile, Wide, kill
@@ -66,8 +66,8 @@ def test_a_run_goes_on_with_any_number_of_shards(memory, tmp_path):
     check_replay(run, folder, problem)
 
 
-def test_a_shard_that_is_killed_comes_back_from_its_checkpoint_and_the_run_goes_on(tmp_path, caplog):
-    """So does a worker, whose job is done again."""
+def test_a_shard_that_is_killed_comes_back_from_its_checkpoint_and_the_run_goes_on(tmp_path, caplog, monkeypatch):
+    """So does a worker, whose job is done again; and one that is killed before anything had begun is started again."""
     problem, folder = Wide(seconds=0.02), tmp_path / "run"
     fleet = dd.RayFleet(cpus=0.25, shards=2)
 
@@ -77,6 +77,15 @@ def test_a_shard_that_is_killed_comes_back_from_its_checkpoint_and_the_run_goes_
         kill(fleet, 1)
         os.kill(fleet.control.shards[1][1], signal.SIGKILL)
 
+    start, struck = RayTransport.start, list[int]()
+
+    def strike_first(self, *which: int) -> None:
+        if not struck:
+            struck.append(fleet.control.shards[0][1])
+            os.kill(struck[0], signal.SIGKILL)
+        start(self, *which)
+
+    monkeypatch.setattr(RayTransport, "start", strike_first)
     threading.Thread(target=strike, daemon=True).start()
     with caplog.at_level(logging.WARNING):
         run = dd.train(dd.DuDe(lr=2.0**-6), problem, fleet, updates=200, folder=folder, checkpoint_every=10)
@@ -84,6 +93,7 @@ def test_a_shard_that_is_killed_comes_back_from_its_checkpoint_and_the_run_goes_
     assert any(
         note.startswith("the server: a shard of it was lost") and "shard 1 of 2 has died" in note for note in run.notes
     )
+    assert "Nothing had begun: all of them are started again" in caplog.text
     assert "goes back to its last checkpoint" in caplog.text
     check_replay(run, folder, problem)
 

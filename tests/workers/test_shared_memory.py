@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import mmap
 import resource
@@ -25,11 +26,12 @@ from dualdelay.engine.shard import ShardPlan, Store
 from dualdelay.engine.slices import Slices
 from dualdelay.workers.messages import EvaluationRequest, JobRequest
 from dualdelay.workers.ray_fleet import _SlicedActor, _WholeActor
-from dualdelay.workers.ray_shards import NotThere, _Lending
+from dualdelay.workers.ray_shards import NotThere, ShardActor, _Lending
 from dualdelay.workers.shared_memory import Name, Overlay, Reader, Segments
 from dualdelay.workers.worker import GONE
 from tables import ALGORITHMS
 
+LENGTH = 5000
 ROWS = np.arange(24.0, dtype=np.float32).reshape(2, 3, 4)
 
 
@@ -291,6 +293,29 @@ def test_weights_that_a_method_keeps_stay_as_they_were_where_a_shard_makes_them_
     lending.segments = Segments()
     assert all(torch.equal(*pair) for pair in zip(models(Store()), models(lending), strict=True))
     assert len(lending.segments._segments) > 2
+
+
+def test_a_worker_that_counted_as_absent_while_it_started_is_read_when_it_joins():
+    """The server may go on without one that takes long to start, and tell the shards so after it has met them."""
+    plan = ShardPlan(dd.DuDe(0.1, start="zeros"), 2, 0, None, "full", Slices(LENGTH, 1), torch.float32)
+    gradient = np.arange(LENGTH, dtype=np.float32)
+
+    async def outcome():
+        actor, own = ShardActor(plan, 0, 1, 1 << 26, None), Segments()
+        await actor.take_weights(0, np.zeros(LENGTH, np.float32))
+        actor._shard = plan.shard(0, actor._start, actor._lending)
+        assert await actor.meet(1, own.probe()) is not None
+        own = Segments(readers=1)
+        await actor._tell_here(0, [["first", []], ["leave", [1, None]]])
+        await actor._tell_here(1, [["join", [1]]])
+        await actor._push_near(1, [0, 0], {"": list(own.put(gradient))})
+        await actor._tell_here(2, [["step", [[[1, 0, 0], 1.0, 1.0, 0.0, 4 * LENGTH, 1, 0], False, [0, 0]]]])
+        weights = await actor.weights(3, 0, LENGTH)
+        actor._listening[1].close()
+        return actor._failure, weights
+
+    failure, weights = asyncio.run(outcome())
+    assert not failure and np.array_equal(weights, -0.1 / 2 * gradient)
 
 
 def test_an_overlay_that_cannot_be_laid_is_left_alone_and_never_used_again():

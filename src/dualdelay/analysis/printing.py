@@ -551,7 +551,7 @@ def print_size(size: Size, method: str, console: Console) -> None:
     cost, plan = size.cost, size.cost.plan
     what = f"{method}, {plan.weights:,.4g} weights, {counted(plan.workers, 'worker')}"
     what += f", {counted(plan.shards, 'shard')}" if plan.shards else ""
-    what += f", lines of {in_bytes(plan.bandwidth)}/s" if plan.bandwidth is not None else ""
+    what += f", lines of {in_bytes(plan.bandwidth)}/s" if plan.bandwidth is not None and plan.apart else ""
     rows = [["process", "how many", "memory at its peak", "in/update", "out/update", "processor/update", "busy"]]
     for process in cost.processes:
         traffic = [in_bytes(process.bytes_in), in_bytes(process.bytes_out), in_seconds(process.seconds)]
@@ -570,16 +570,22 @@ def print_size(size: Size, method: str, console: Console) -> None:
             takes, has = in_bytes(process.peak), in_bytes(plan.memory_per_process)
             console.print(f"It does not fit: a {process.kind} takes {takes}, and has {has}.")
     if size.changes:
-        rows = [["change", "memory of a " + cost.server.kind, "updates/s", "gradients/s", "then waits for", "fits"]]
+        rows = [["change", "memory of the server or a shard", "updates/s", "gradients/s", "then waits for", "fits"]]
         for change in size.changes:
             then = change.cost
             rates_then = [number(then.updates_per_second, 3), number(then.gradients_per_second, 3)]
-            fits = "" if plan.memory_per_process is None else "no" if then.too_large else "yes"
+            fits = (
+                ""
+                if plan.memory_per_process is None
+                else f"no, the {' and the '.join(then.too_large)}"
+                if then.too_large
+                else "yes"
+            )
             rows.append([change.shell, in_bytes(then.server.peak), *rates_then, then.bottleneck, fits])
         console.print()
         print_rows("what could be done otherwise, each by itself", rows, console)
     if size.why_no_shards:
-        console.print(f"Shards are not among it. {size.why_no_shards}")
+        console.print(f"No shards are proposed: {size.why_no_shards}")
     cores = f"{size.machine.cores:g} core{'s' if size.machine.cores != 1 else ''}"
     console.print(
         f"Machines have {cores} (--cores), with constants {size.machine.origin}. The method's own arithmetic was timed "

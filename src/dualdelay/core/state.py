@@ -44,7 +44,7 @@ class Stepper(Protocol):
 
 
 class _Place:
-    blank: Callable[[], Tensor] | None = None
+    _blank: Callable[[], Tensor] | None = None
     """Where new weights are made, if that is not left to torch: no field of a state, which is saved and cut as it is."""
 
 
@@ -106,7 +106,7 @@ class State(_Place):
             self.weights = torch.addcmul(self.weights, direction.to(dtype), (lr / -over).to(dtype))
         elif direction.dtype == self.weights.dtype:
             self.weights = torch.add(self.weights, direction, alpha=-(lr / over), out=self._out())
-        elif self.lent and self.blank is None and direction.numel() <= BLOCK:
+        elif self.lent and self._blank is None and direction.numel() <= BLOCK:
             self.weights = torch.add(self.weights, direction.to(self.weights.dtype), alpha=-(lr / over))
         else:
             new = self._out()
@@ -119,10 +119,10 @@ class State(_Place):
         self.descents += 1
 
     def _out(self) -> Tensor | None:
-        """Where the next weights are made: in place, or if these were read where ``blank`` says; None: where torch does."""
+        """Where the next weights are made: in place, or if these were read where ``_blank`` says; None: torch decides."""
         if not self.lent:
             return self.weights
-        return None if self.blank is None else self.blank()
+        return None if self._blank is None else self._blank()
 
 
 @dataclass(kw_only=True)

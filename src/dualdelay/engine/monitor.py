@@ -13,6 +13,7 @@ import numpy as np
 from ..core import Arrival
 from ..core.aggregate import AggregateState
 from .delays import delays, used_in
+from .events import EventKind
 from .loop import Loop
 
 log = logging.getLogger("dualdelay")
@@ -31,7 +32,9 @@ class Monitor:
         version = loop.state.version
         self._loggers, self._every = list(loggers), every
         self.failures: dict[str, str] = {}  # by the name of a logger: how it failed
-        self._evaluated = {row["time"] for row in loop.rows} if version else set()  # by time: what was logged before
+        self._evaluated = (
+            {row["time"] for row in loop.rows} if len(loop.recorder) else set()
+        )  # by time: what was logged before
         self._logged = time.perf_counter()
         self._version = version  # when the loggers were called last
         self._arrived: Counter[int] = Counter()  # by worker, since then
@@ -41,28 +44,35 @@ class Monitor:
         self._new: list[tuple[int, int]] = []  # worker and version of gradients that no update has used yet
         self._tau_max = 0
         self._before = version  # a run that is resumed does not begin at nothing
-        if version:
+        if len(loop.recorder):
             self._look_back(loop)
         self._last: tuple[float, int, Counter[int]] | None = None  # seconds, updates and arrivals of the last time
 
     def _look_back(self, loop: Loop) -> None:
         """Know of the gradients that arrived before a run was resumed."""
         trace = loop.recorder.trace()
-        arrived = list(zip(trace.worker.tolist(), trace.version.tolist(), strict=True))
-        self._taken = dict(arrived)
-        self._new = [arrived[k] for k in np.flatnonzero(used_in(trace) > self._before)]
+        left = np.zeros(loop.problem.workers, np.int64)  # arrivals before each worker was away last: those are not in use
+        for event in trace.events:
+            if event["kind"] == EventKind.LEFT:
+                left[event["worker"]] = event["row"]
+        there = np.arange(len(trace)) >= left[trace.worker]
+        self._taken = dict(zip(trace.worker[there].tolist(), trace.version[there].tolist(), strict=True))
+        new = there & (used_in(trace) > self._before)
+        self._new = list(zip(trace.worker[new].tolist(), trace.version[new].tolist(), strict=True))
         self._tau_max = delays(trace, remembers=isinstance(loop.state, AggregateState)).tau_max
 
     def __call__(self, loop: Loop, arrival: Arrival | None) -> None:
         """Look at a run after something has happened."""
         version = loop.state.version
         if isinstance(loop.state, AggregateState):
-            for worker in loop.state.uncounted:
-                self._taken.pop(worker, None)  # its gradient is in use no more
+            for worker in loop.state.absent & self._taken.keys():  # its gradient is in use no more
+                self._use(worker)
+                self._new = [(other, taken) for other, taken in self._new if other != worker]
+                del self._taken[worker]
         if arrival is not None:
             worker, _, taken = arrival.job
             if worker in self._taken and isinstance(loop.state, AggregateState):
-                self._tau_max = max(self._tau_max, self._before - self._taken[worker])  # in use until now
+                self._use(worker)
             self._taken[worker] = taken
             self._new.append((worker, taken))
             self._arrived[worker] += 1
@@ -75,6 +85,10 @@ class Monitor:
             self.log_evaluations(loop.rows)
         if time.perf_counter() - self._logged >= self._every:
             self.log_signs(loop)
+
+    def _use(self, worker: int) -> None:
+        """A worker's gradient was in use until now."""
+        self._tau_max = max(self._tau_max, self._before - self._taken[worker])
 
     def log_evaluations(self, rows: Iterable[Mapping[str, float]]) -> None:
         """Log the evaluations that are new, each with the version that was evaluated."""

@@ -135,7 +135,12 @@ class _NewRoom:
         if self.room is None:
             return weights
         there = self.room.part(start, stop)
-        return there if there.data_ptr() == weights.data_ptr() else there.copy_(weights)
+        if there.data_ptr() == weights.data_ptr():
+            return there
+        if self._used > start:  # others were made there first, which the method may have read
+            self.room = None
+            return weights
+        return there.copy_(weights)
 
 
 class Shard:
@@ -210,9 +215,9 @@ class Shard:
             own = self._blocks.cut(a.parts or {"": a.value}, *place)
             parts = own if a.parts else NO_PARTS
             if self._lends_weights:  # then somebody is about to be sent what comes out
-                state.blank = partial(room.blank, *place)
+                state._blank = partial(room.blank, *place)
             self._plan.algorithm.step(state, a._replace(value=next(iter(own.values())), parts=parts))
-            state.blank = None
+            state._blank = None
             if state.version != self._checksum[0]:
                 sums += int(checksum(state.weights, self._bits))
             if state.version != before and self._lends_weights:

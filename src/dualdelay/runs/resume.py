@@ -101,8 +101,14 @@ def through_losses(member: Member, reporting: Reporting, run: Callable[[], Run])
         except ShardLost as error:
             spec, place = member.spec, member.folder
             assert isinstance(spec.fleet, WorkerFleet)
-            if place is None:
+            if place is None and spec.saving.path is None:
                 raise RunFailed(f"{error} Nothing was saved that it could go back to: give the run a folder.") from error
+            if place is None:  # it had not begun
+                lost = [*lost, str(error)]
+                if len(lost) > spec.fleet.faults.restarts:
+                    raise RunFailed(f"{error} That is the {len(lost)}th time before anything had begun.") from error
+                _log.warning("%s Nothing had begun: all of them are started again", error)
+                continue
             before, newest = newest, max(place.moments(), default=-1)
             lost = [*([] if newest > before else lost), f"{error} The server went back to its last checkpoint"]
             if len(lost) > spec.fleet.faults.restarts:

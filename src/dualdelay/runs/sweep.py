@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import logging
 import math
 import re
 import warnings
@@ -49,6 +50,7 @@ from .spec import Options, for_this_thread
 from .spread import Ends, Keep, Spread, compute_here, one_display, processes_for
 from .together import Point, side_by_side
 
+_log = logging.getLogger("dualdelay")
 _MOST = 1_000_000  # runs of a grid
 _AXES = ("algorithm", "problem", "speeds", "seed")
 
@@ -223,7 +225,15 @@ def sweep(
         )
     points, notes = grid_points(grid, problem, speeds, saving.path, plain_number(seed))
     options = Options(updates, time, saving, evaluation, compute, server)
-    return run_points(points, options, watch=Reporting.of(watch), notes=notes, on=on)
+    return _with_warnings(run_points(points, options, watch=Reporting.of(watch), notes=notes, on=on))
+
+
+def _with_warnings(table: Sweep) -> Sweep:
+    """The same, after a warning for each run that did not come to its end."""
+    for k, why in table.failed.items():
+        names = table.points[k]
+        _log.warning("%s with seed %s did not come to its end: %s", label_of(names), names["seed"], why)
+    return table
 
 
 def compare(
@@ -270,7 +280,7 @@ def compare(
     grid = {"seed": numbers, "algorithm": list(methods.values())}
     points, notes = grid_points(grid, problem, speeds, saving.path, 0, list(methods))
     options = Options(updates, time, saving, evaluation, compute, server)
-    table = run_points(points, options, watch=Reporting.of(watch), notes=notes, on=on)
+    table = _with_warnings(run_points(points, options, watch=Reporting.of(watch), notes=notes, on=on))
     if saving.path is not None:
         save_table(saving.path / "comparison.parquet", table)
     return table

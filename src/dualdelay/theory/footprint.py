@@ -78,6 +78,8 @@ class Footprint:
     """What it does for a model that travels as a small difference."""
     job: float = 0.0
     """What a worker does beside its gradient: differences, compression; in the same bytes."""
+    optimized: bool = False
+    """Whether an optimiser makes the server's step: that is a step of a whole slice, and not block by block."""
 
 
 @dataclass
@@ -135,6 +137,7 @@ def footprint(
         update,
         send,
         job,
+        server.optimizer is not None or server.schedule is not None,
     )
 
 

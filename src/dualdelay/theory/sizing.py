@@ -74,7 +74,7 @@ def size(
     try:
         _require_separable(algorithm, plan.workers, server, _SHARDS[0])
     except BadInput as error:
-        why = str(error)
+        why = str(error).removesuffix(" Leave shards out.")
     most = 0 if why else plan.weights
     told = (*_more_shards(plan, method, machine, most), *_changes(algorithm, plan, server, table, machine, method))
     return Size(now, method, machine, tuple(change for change in told if _helps(change, now)), why)

@@ -238,8 +238,8 @@ class ShardActor:
                             await asyncio.sleep(0)  # a worker that waits for an answer has it before the step is over
                     else:
                         getattr(self.shard, name)(*args)
-                    if name == "leave":  # its memory is let go of; if it comes back, that is another process
-                        self._near.pop(args[0], None)
+                    if name == "leave" and args[0] in self._near:  # its process may be gone, or may have come meanwhile
+                        self._near[args[0]].let_go()
             except Exception:  # a user's method may raise anything
                 self._failure = traceback.format_exc()
         async with self._turn:

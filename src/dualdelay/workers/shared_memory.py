@@ -226,6 +226,10 @@ class Reader:
         self._views[asked] = view
         return view
 
+    def let_go(self) -> None:
+        """Have nothing mapped any more but what somebody here refers to; what is read again is mapped again."""
+        self._maps.clear()
+
     def has(self, name: Name) -> bool:
         """Whether a vector is there, whole and still the same."""
         mapped = self._mapped(name)
