@@ -66,9 +66,11 @@ SLOWEST = dd.SimulatedFleet(SPEEDS, changes=AWAY)  # it is away for a while, so 
 
 
 @pytest.mark.parametrize("method", [*METHODS, dd.algorithms.ACED(LR, max_delay=2)], ids=label)
+@pytest.mark.parametrize("left", [20.0, 7.01, 8.7])  # 7.01 is right after a report, which an update may not have used
 @pytest.mark.parametrize("time", [22.0, 25.0, 27.0, 45.0])
-def test_the_live_tau_max_is_that_of_the_trace_where_workers_come_and_go(method: Any, time: float) -> None:
-    run, calls = logged(method, SLOWEST, time=time)
+def test_the_live_tau_max_is_that_of_the_trace_where_workers_come_and_go(method: Any, time: float, left: float) -> None:
+    changes = [dd.speeds.leave(3, left), dd.speeds.join(3, 26.0)]
+    run, calls = logged(method, dd.SimulatedFleet(SPEEDS, changes=changes), time=time)
     assert calls[-1][1]["tau_max"] == run.delays.tau_max
 
 

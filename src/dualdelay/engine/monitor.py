@@ -32,9 +32,7 @@ class Monitor:
         version = loop.state.version
         self._loggers, self._every = list(loggers), every
         self.failures: dict[str, str] = {}  # by the name of a logger: how it failed
-        self._evaluated = (
-            {row["time"] for row in loop.rows} if len(loop.recorder) else set()
-        )  # by time: what was logged before
+        self._evaluated = {row["time"] for row in loop.rows} if len(loop.recorder) else set()  # by time: logged before
         self._logged = time.perf_counter()
         self._version = version  # when the loggers were called last
         self._arrived: Counter[int] = Counter()  # by worker, since then
@@ -87,8 +85,9 @@ class Monitor:
             self.log_signs(loop)
 
     def _use(self, worker: int) -> None:
-        """A worker's gradient was in use until now."""
-        self._tau_max = max(self._tau_max, self._before - self._taken[worker])
+        """A worker's gradient was in use until now, unless no update has used it yet."""
+        if all(other != worker for other, _ in self._new):
+            self._tau_max = max(self._tau_max, self._before - self._taken[worker])
 
     def log_evaluations(self, rows: Iterable[Mapping[str, float]]) -> None:
         """Log the evaluations that are new, each with the version that was evaluated."""
