@@ -574,13 +574,8 @@ def print_size(size: Size, method: str, console: Console) -> None:
         for change in size.changes:
             then = change.cost
             rates_then = [number(then.updates_per_second, 3), number(then.gradients_per_second, 3)]
-            fits = (
-                ""
-                if plan.memory_per_process is None
-                else f"no, the {' and the '.join(then.too_large)}"
-                if then.too_large
-                else "yes"
-            )
+            over = f"no, the {' and the '.join(then.too_large)}" if then.too_large else "yes"
+            fits = "" if plan.memory_per_process is None else over
             rows.append([change.shell, in_bytes(then.server.peak), *rates_then, then.bottleneck, fits])
         console.print()
         print_rows("what could be done otherwise, each by itself", rows, console)

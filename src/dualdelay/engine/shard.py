@@ -122,10 +122,8 @@ class _NewRoom:
         return self._store.room(self._like)
 
     def blank(self, start: int, stop: int) -> Tensor:
-        """Memory for new weights of a block."""
-        if self._used > start:  # the method has read those that it made there, which are to stay as they are
-            self.room = None
-        if self.room is None:
+        """Memory for new weights of a block: there, unless it has made some there that it has read since."""
+        if self.room is None or self._used > start:
             return torch.empty_like(self._like[start:stop])
         self._used = stop
         return self.room.part(start, stop)
@@ -137,7 +135,7 @@ class _NewRoom:
         there = self.room.part(start, stop)
         if there.data_ptr() == weights.data_ptr():
             return there
-        if self._used > start:  # others were made there first, which the method may have read
+        if self._used > start:  # others were made there first, which the method may have read: they stay as they are
             self.room = None
             return weights
         return there.copy_(weights)

@@ -189,21 +189,17 @@ def _load(plan: Plan, method: Footprint, machine: Machine, beside: float) -> _Lo
     stored = down / parts > INLINE
     speed = machine.speed(math.inf, beside)  # beside other vectors the caches hold little
     passes = a * method.send + method.update + (a - 1) * method.absorb
-    looked = a * _CHECKED * d / speed + _SUMMED * d / speed, 0.0  # whether messages are finite, and the checksum
-    if plan.shards:  # block by block they add up what they have just made, and workers look at what they have just copied
-        by_blocks = not method.optimized and (plan.shared or 4 * d <= PIECE)
-        cached = machine.speed(8.0 * BLOCK, beside)
-        looked = (
-            _SUMMED * d / (cached if by_blocks else speed),
-            _CHECKED * plan.weights / (cached if plan.shared else speed),
-        )
+    by_blocks = plan.shards > 0 and not method.optimized and (plan.shared or 4 * d <= PIECE)
+    cached = machine.speed(8.0 * BLOCK, beside)
+    summed = _SUMMED * d / (cached if by_blocks else speed)  # of what shards have just made
+    checked = _CHECKED * plan.weights / (cached if plan.shards and plan.shared else speed)  # or workers have just copied
     puts, read = (a if method.own_models else 1) * down / parts, 2 * down
     if plan.shared and not method.own_models:
         read = 0.0  # a worker reads the model where it is
-        puts *= 0 if plan.shards and not method.optimized else 1  # and shards make it there
+        puts = 0.0 if by_blocks else puts  # and shards make it there
     put = (2 / speed if plan.shared else 1 / machine.store) if stored else 0.0  # what is in the request is not put anywhere
-    moved = passes * d / speed + looked[0] + puts * put
-    copies = (read + method.job * plan.weights) / speed + looked[1] + up * put
+    moved = passes * d / speed + summed + puts * put + (0.0 if plan.shards else a * checked)
+    copies = (read + method.job * plan.weights) / speed + up * put + (checked if plan.shards else 0.0)
     if not plan.shards:
         message = (machine.shared if plan.shared else machine.large) if stored else machine.small
         waited = message.round_trip - message.server - message.worker
