@@ -1,6 +1,6 @@
 # make demo         train three methods on digits over ten heterogeneous workers and draw the figure
 # make test         format check, lint, types and tests, the numeric ones also as on another kind of processor
-# make slow         the other tests: several machines, notebooks, pages that train on real workers
+# make slow         the other tests: several machines, notebooks, the documentation, random kills, every case of every law
 # make docs         build the documentation site into build/docs, warnings as errors
 # make notebooks    execute the notebooks
 # make pages        write the parts of the pages anew that are read from the source
@@ -11,7 +11,7 @@ BIN := .venv/bin
 # pip would compile all of torch and Ray: a module is compiled when it is first imported, and that is kept
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test slow compiled types real runs laws people server rest offered numeric browser docs notebooks pages dist install-test clean
+.PHONY: demo test slow compiled types real methods runs rest numeric browser docs notebooks pages dist install-test clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -24,13 +24,13 @@ demo: .venv/ready
 	    --problem 'digits[workers=10,split=label]' --speeds 'truncated_normal[std=5]' \
 	    --time 800 --folder runs/demo
 
-# Four at a time on two cores, the longest first: real workers wait for one another most of the time, and all else takes the time
-# that they leave. What the tests need comes before them, beside the types, which need none of it.
+# Five at a time on two cores: real workers wait for one another most of the time, and all else takes the time that they leave.
+# What the tests need comes before them, beside the types, which need none of it.
 test: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(MAKE) --no-print-directory -j 3 compiled types browser
-	$(MAKE) --no-print-directory -j 4 real people runs server laws rest offered numeric
+	$(MAKE) --no-print-directory -j 5 real methods runs rest numeric
 
 # what a process of tests imports is compiled once, before several at a time would each compile it for themselves
 compiled: .venv/ready
@@ -41,28 +41,29 @@ types: .venv/ready
 
 # real workers have deadlines: they go first, and Ray is not to put its own processes behind all others
 real: .venv/ready
-	RAY_worker_niceness=0 $(IN_MEMORY) $(BIN)/pytest -m 'real and not slow'
+	RAY_worker_niceness=0 $(IN_MEMORY) $(BIN)/pytest -m 'real and not slow' $(WITH_RAY)
+WITH_RAY := tests/workers tests/runs tests/cli tests/docs
 
-# all that is not real, in parts that take two to three minutes each: a folder for each room, as in src
-IN_runs := tests/runs
-IN_laws := tests/algorithms
-IN_people := tests/analysis tests/cli tests/docs tests/theory
-IN_offered := tests/packaging tests/docs/test_site.py tests/notebooks
-IN_server := tests/batching tests/benchmarks tests/engine tests/storage tests/workers
-IN_rest := tests $(addprefix --ignore=,$(IN_runs) $(IN_laws) $(IN_people) $(IN_offered) $(IN_server))
+# all that is not real, in three parts that take about as long as one another
+IN_methods := $(addprefix tests/,algorithms batching kernels paper)
+IN_runs := $(addprefix tests/,core problems runs simulation storage)
+IN_rest := tests $(addprefix --ignore=,$(IN_methods) $(IN_runs))
 AFTER_REAL := nice -n 19
 # a run's folder is flushed to the disk again and again, which thousands of them would wait for
 IN_MEMORY = PYTEST_DEBUG_TEMPROOT=$$($(BIN)/python tests/in_memory.py)
 
-runs laws people offered server rest: .venv/ready
-	$(IN_MEMORY) $(AFTER_REAL) $(BIN)/pytest -m 'not real and not slow and not install' $(IN_$@) $(if $(filter people,$@),$(addprefix --ignore=,$(IN_offered)))
+methods runs rest: .venv/ready
+	$(IN_MEMORY) $(AFTER_REAL) $(BIN)/pytest -m 'not real and not slow and not install' $(IN_$@)
 
 slow: .venv/ready
 	RAY_worker_niceness=0 $(IN_MEMORY) $(BIN)/pytest -m slow
+	$(IN_MEMORY) $(BIN)/pytest --every-case -m 'not real and not slow and not install' tests/algorithms tests/engine
+	$(MAKE) --no-print-directory numeric IN_numeric=tests ARGUMENTS=--every-case
 
-# as another kind of processor; ARGUMENTS=--every-case leaves no case out
+# as another kind of processor, of the rooms where most is compared; IN_numeric=tests is all, ARGUMENTS=--every-case leaves no case out
 numeric: .venv/ready
-	ATEN_CPU_CAPABILITY=$$($(BIN)/python tests/other_processor.py) $(IN_MEMORY) $(AFTER_REAL) $(BIN)/pytest -m 'numeric and not slow' $(ARGUMENTS)
+	ATEN_CPU_CAPABILITY=$$($(BIN)/python tests/other_processor.py) $(IN_MEMORY) $(AFTER_REAL) $(BIN)/pytest -m 'numeric and not slow' $(IN_numeric) $(ARGUMENTS)
+IN_numeric := $(addprefix tests/,algorithms core engine problems theory)
 
 # the tests of pages and reports drive a browser; what has none skips them and says so
 browser:

@@ -37,7 +37,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items[:] = _some_cases(items)
     items.sort(key=lambda item: item.path.stem in ("test_cluster", "test_ray_cluster"))
     for item in items:
-        if "cluster" in getattr(item, "fixturenames", ()):
+        if {"cluster", "site", "pages", "documented"} & set(
+            getattr(item, "fixturenames", ())
+        ):  # raylets, pages of the docs
             item.add_marker(pytest.mark.slow)
         if item.path.stem.startswith("test_ray") or "ray_here" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.real)
@@ -54,18 +56,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--every-case", action="store_true", help="every case of every table, which takes twice as long")
 
 
-_FIRST = {type(method): row for row, method in reversed(ALGORITHMS.items())}
-_FURTHER = {row for row, method in ALGORITHMS.items() if row not in DUDES and _FIRST[type(method)] != row}
+_OTHERS = ALGORITHMS.keys() - DUDES
+
+
+def _is_of_others(item: pytest.Item) -> bool:
+    """Whether a test is about a method that is not DuDe."""
+    case = getattr(item, "callspec", None)
+    method = case and case.params.get("method")
+    return _row(item) in _OTHERS or (isinstance(method, dd.Algorithm) and type(method) is not dd.DuDe)
 
 
 def _some_cases(items: list[pytest.Item]) -> list[pytest.Item]:
-    """A method's first row, and every one of DuDe's, meets each case of a law; its other rows meet each law.
+    """Every row of DuDe's meets each case of a law; those of other methods meet each law, and each case some of them.
 
     As another kind of processor DuDe's rows meet each case, and of what is not about it each test has one: what differs
     there is torch's arithmetic.
     """
     elsewhere = bool(os.environ.get("ATEN_CPU_CAPABILITY"))
-    few = [item for item in items if (_row(item) not in DUDES if elsewhere else _row(item) in _FURTHER)]
+    few = [item for item in items if (_row(item) not in DUDES if elsewhere else _is_of_others(item))]
     left_out = {item.nodeid for item in few} - (_first_cases(few) if elsewhere else _covering(few))
     return [item for item in items if item.nodeid not in left_out]
 

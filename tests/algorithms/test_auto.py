@@ -79,7 +79,9 @@ def updates_of(run, n):
     return updates
 
 
-@pytest.mark.parametrize("fleet", FLEETS)
+@pytest.mark.parametrize(
+    "fleet", [pytest.param(name, marks=[pytest.mark.slow] * (name == "one 130 times slower")) for name in FLEETS]
+)
 def test_the_trace_says_how_many_workers_are_waited_for(fleet):
     """An update is made when as many workers have reported as the median delays at the ends of the rounds so far say; and
     where speeds are fixed it comes to rest, with median delays near eight, with nobody waited for, or with as many as one
@@ -118,7 +120,8 @@ def test_two_workers_never_wait_for_one_another():
 
 
 @pytest.mark.parametrize("times", [[1.0] * 4 + [100.0], [1.0] * 3 + [100.0] * 3, [1.0, 100.0]], ids=["one", "half", "two"])
-def test_far_slower_workers_do_not_ruin_a_network(times):
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_far_slower_workers_do_not_ruin_a_network(times, seed):
     """A gradient that counts on for hundreds of updates drives weights that no other worker's data hold: the step goes by
     the mean age, so that the loss goes down all the same. With the median alone it ends far above where it began.
     """
@@ -132,9 +135,8 @@ def test_far_slower_workers_do_not_ruin_a_network(times):
         shards,
         8,
     )
-    for seed in range(2):
-        run = dd.simulate(dd.AutoDuDe(), problem, dd.FixedSpeeds(times), time=350.0, seed=seed)
-        assert run.metrics.objective[-10:].max() < 0.5 * run.metrics.objective[0]
+    run = dd.simulate(dd.AutoDuDe(), problem, dd.FixedSpeeds(times), time=350.0, seed=seed)
+    assert run.metrics.objective[-10:].max() < 0.5 * run.metrics.objective[0]
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e19])
@@ -174,10 +176,10 @@ def test_fewer_or_more_workers_are_waited_for_when_speeds_change():
     median delay is near eight again; and so it is some time after all are equal again.
     """
     equal, uneven = [1.0] * 12, [0.1, 0.1, 0.1, 0.1, *(1.0 + 0.25 * k for k in range(8))]
-    speeds = dd.speeds.ChangingSpeeds(dd.FixedSpeeds(equal), [60.0, 400.0], [equal, uneven, equal])
+    speeds = dd.speeds.ChangingSpeeds(dd.FixedSpeeds(equal), [60.0, 240.0], [equal, uneven, equal])
     before, between, after = (
         updates_of(dd.simulate(dd.AutoDuDe(), heterogeneous(12), speeds, time=t, evaluation=LAST), 12)
-        for t in (60.0, 400.0, 800.0)
+        for t in (60.0, 240.0, 420.0)
     )
     assert before[-1][2] < between[-1][2] and LOW <= between[-1][1] <= HIGH and LOW <= after[-1][1] <= HIGH
 

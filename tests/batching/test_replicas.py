@@ -45,6 +45,7 @@ def compresses(method: dd.Algorithm[Any]) -> bool:
     return getattr(method, "compress", None) is not None
 
 
+@pytest.mark.slow
 def test_every_method_on_two_splits_of_the_digits_is_the_same_side_by_side() -> None:
     grid = {"algorithm": [a for a in ALGORITHMS.values() if not compresses(a)], "problem": [digits(0.1), digits(0.5)]}
     computed_both_ways(grid, speeds=four, updates=7, evaluation=dd.Evaluation(every=9))

@@ -49,5 +49,5 @@ def test_a_method_is_one_file_and_one_row(tmp_path: Path) -> None:
     call("-m", "ruff", "format", "--check", *new)
     call("-m", "ruff", "check", *new)
     which = "half or test_methods or test_design or test_an_algorithm_knows or test_imports_between or imports_itself"
-    passed = call("-m", "pytest", "-k", which, "-p", "no:cacheprovider", *CHECKS)
+    passed = call("-m", "pytest", "--every-case", "-k", which, "-p", "no:cacheprovider", *CHECKS)
     assert int(re.findall(r"(\d+) passed", passed)[0]) > 20

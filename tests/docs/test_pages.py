@@ -51,12 +51,17 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def pages_with(language: str) -> list[Any]:
-    """The pages that have such blocks; those with real workers are marked so, share one Ray, and as how-to are slow."""
-    texts = {page: "\n".join(blocks(page, language)) for page in PAGES}
-    ray = re.compile(r"\bdd\.train\b|RayFleet|--fleet ray")
-    real = {page: [pytest.mark.real] if ray.search(texts[page]) else [] for page in texts}
-    marks = {page: [*mark, pytest.mark.slow] if mark and "how_to" in page.parts else mark for page, mark in real.items()}
-    return [pytest.param(page, id=name_of(page), marks=marks[page]) for page, text in texts.items() if text]
+    """The pages that have such blocks; those with real workers are marked so and share one Ray.
+
+    Of the README, the tutorial and the reference, make test runs what needs none; make slow runs all other pages.
+    """
+    ray, params = re.compile(r"\bdd\.train\b|RayFleet|--fleet ray"), []
+    for page in PAGES:
+        text = "\n".join(blocks(page, language))
+        real, first = bool(ray.search(text)), page.parent == ROOT or {"tutorial", "reference"} & set(page.parts)
+        marks = [pytest.mark.real] * real + [pytest.mark.slow] * (real or not first)
+        params += [pytest.param(page, id=name_of(page), marks=marks)] * bool(text)
+    return params
 
 
 @pytest.fixture

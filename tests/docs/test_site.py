@@ -240,6 +240,7 @@ def test_the_pictures_of_a_split_and_of_speeds_are_those_of_the_package(tmp_path
         require_alike(path, PICTURES / path.name)
 
 
+@pytest.mark.slow
 def test_the_gallery_is_drawn_from_the_committed_results(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "results" / "gallery.md").read_text()
     gallery = script("gallery")

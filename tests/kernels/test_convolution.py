@@ -56,16 +56,16 @@ def terms(y: Tensor, weight: Tensor) -> tuple[int, int, int, int]:
 CHUNKS = {("several chunks", "tf32x3"), ("chunks of lines", "fma")}  # each way has its own, and they are slow
 # each shape in one way, in turns, and in the other where there is more time
 EXACT = [
-    pytest.param(shape, dot, torch.float32, marks=[pytest.mark.slow] * (place % 2 == turn and shape not in dict(CHUNKS)))
+    pytest.param(shape, dot, torch.float32, marks=[pytest.mark.slow] * (place % 2 == turn or shape == "chunks of lines"))
     for (place, shape), (turn, dot) in product(enumerate(SHAPES), enumerate(("fma", "tf32x3")))
     if (shape, dot) not in CHUNKS
 ]
 
+SHORT = pytest.param("oblong", "tf32", torch.bfloat16, marks=pytest.mark.slow)
+
 
 # the interpreter multiplies matrices in float32 also where a GPU would in TF32
-@pytest.mark.parametrize(
-    ("name", "dot", "dtype"), [*EXACT, *(("oblong", dot, torch.bfloat16) for dot in ("fma", "tf32"))], ids=str
-)
+@pytest.mark.parametrize(("name", "dot", "dtype"), [*EXACT, ("oblong", "fma", torch.bfloat16), SHORT], ids=str)
 def test_values_and_gradients_are_torchs(name: str, dot: str, dtype: torch.dtype) -> None:
     shape = SHAPES[name]
     inputs = tensors(shape, dtype)
@@ -80,7 +80,7 @@ def test_values_and_gradients_are_torchs(name: str, dot: str, dtype: torch.dtype
         assert near(result, reference, count)
 
 
-@pytest.mark.parametrize("dot", ["fma", "tf32x3"])
+@pytest.mark.parametrize("dot", ["fma", pytest.param("tf32x3", marks=pytest.mark.slow)])
 def test_a_model_does_not_depend_on_the_others(dot: str) -> None:
     shape = SHAPES["oblong"]
     inputs = tensors(shape)

@@ -227,7 +227,7 @@ def require_gradients(module: nn.Module, precision: str = "float32") -> set[str]
     return kernels_of(y)
 
 
-LONG = ("many channels", "rectified in place", "large windows of rectified images")  # what they add is in shorter ones, too
+LONG = ("many channels", "rectified", "large windows of rectified images")  # what they add is in shorter ones, too
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in TAKEN])

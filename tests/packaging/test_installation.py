@@ -1,6 +1,6 @@
 """The wheel in an empty environment, with what it declares and nothing more.
 
-In `make test` the environment has links to the declared packages of this one, so an import that is not declared fails.
+In `make slow` the environment has links to the declared packages of this one, so an import that is not declared fails.
 `make install-test` does the same with pip (about two minutes).
 """
 
@@ -93,7 +93,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(params=[Environment, pytest.param(PipEnvironment, marks=pytest.mark.install)], ids=["links", "pip"])
+@pytest.fixture(
+    params=[
+        pytest.param(Environment, marks=pytest.mark.slow, id="links"),
+        pytest.param(PipEnvironment, marks=pytest.mark.install, id="pip"),
+    ]
+)
 def environment(request: pytest.FixtureRequest, tmp_path: Path) -> Environment:
     made: Environment = request.param(tmp_path / "environment")
     return made

@@ -316,6 +316,7 @@ def test_an_experiment_whose_runs_all_fail_is_reported(tmp_path):
     assert {len(column) for column in columns.values()} == {0}
 
 
+@pytest.mark.slow
 def test_a_step_that_diverges_is_reported_and_not_chosen(tmp_path):
     experiment = replace(FEW, steps=(0.05, HUGE), methods=("vanilla", "mifa"))
     compute(experiment, tmp_path / "cells")
@@ -442,6 +443,7 @@ def test_the_curves_of_all_runs_are_one_table(tiny):
 # figures
 
 
+@pytest.mark.slow
 def test_the_figure_has_loss_above_accuracy_for_each_panel_and_every_method(tiny, tmp_path):
     choices = tables.choose(tables.outcomes(TINY, tiny))
     names = [f"alpha = {alpha}, std = {std}" for alpha in (0.1, 0.5) for std in (1, 5)]
@@ -531,6 +533,7 @@ def test_the_same_command_again_computes_nothing_and_writes_the_same_bytes(finis
     assert ages(folder / "cells") == old
 
 
+@pytest.mark.slow
 def test_a_command_that_was_killed_continues_and_writes_the_same_bytes(finished, tmp_path):
     command = [sys.executable, "-m", "dualdelay", *map(str, COMMAND), str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:

@@ -132,6 +132,7 @@ def test_ctrl_c_on_a_shell_exits_with_130_and_the_run_goes_on_with_the_same_bits
     assert differences(resumed, dd.simulate(dd.DuDe(0.01), resumed.problem, fleet, folder=place, **options)) == []
 
 
+@pytest.mark.slow
 def test_killed_by_the_system_at_random_moments_runs_and_a_sweep_end_with_the_same_bits(tmp_path: Path) -> None:
     path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     seed = str(random.randrange(10**6))

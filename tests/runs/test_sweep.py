@@ -597,6 +597,7 @@ def test_a_run_that_diverged_is_kept_in_its_folder_as_a_single_one_is(tmp_path: 
         assert joint.failed.keys() == {1} and wrong(joint, alone) == []
 
 
+@pytest.mark.slow
 def test_every_method_in_a_killed_sweep_ends_as_in_one_never_stopped(tmp_path: Path) -> None:
     grid = {"algorithm": list(ALGORITHMS.values())[::2], "lr": [LR, 0.05]}  # every other method, for there are many
     metric = images(tmp_path / "run", tmp_path / "images", [55])

@@ -35,7 +35,7 @@ def on(cores: int, algorithm: Any, problem: dd.Problem, speeds: Any = SPEEDS, **
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_number_of_cores_changes_no_bit(name: str) -> None:
-    runs = {k: on(k, ALGORITHMS[name], net(), updates=9, evaluation=dd.Evaluation(every=6)) for k in (1, 2, 3, 5)}
+    runs = {k: on(k, ALGORITHMS[name], net(), updates=9, evaluation=dd.Evaluation(every=6)) for k in (1, 3)}
     assert {k: differences(run, runs[1]) for k, run in runs.items()} == {k: [] for k in runs}
 
 

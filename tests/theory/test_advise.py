@@ -54,6 +54,9 @@ def advised(inside, capsys):
     return values
 
 
+ARRIVALS = 3_000
+
+
 def clusters(n, apart, curvature=1.0, noise=0.1):
     """Workers whose minima lie so far from ten, on either side of it; the start is at zero."""
     return dd.Quadratic([[10.0 + apart * (-1) ** i] for i in range(n)], curvatures=[curvature] * n, noise=noise)
@@ -65,7 +68,7 @@ def clusters(n, apart, curvature=1.0, noise=0.1):
 def test_every_number_is_the_one_that_was_measured():
     problem, speeds = parse("problem", QUADRATIC), dd.FixedSpeeds([1.0, 2.0, 4.0])
     advice = advise(problem, speeds, time=100.0)
-    assert advice.staleness == tuple(delays(speeds, c, most=20_000) for c in (1, 2, 3))
+    assert advice.staleness == tuple(delays(speeds, c, most=ARRIVALS) for c in (1, 2, 3))
     assert advice.constants == constants(problem, problem.start(0))
     assert advice.wait_for == max(row.wait_for for row in advice.staleness if row.idle_share <= IDLE) == 2
     chosen = advice.chosen
@@ -125,15 +128,15 @@ def test_a_large_smoothness_divides_the_step():
     assert flat.lr == round_to(KAPPA / flat.chosen.tau_median), "a small one does not lengthen it"
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def few_arrivals(monkeypatch):
     """Delays from short simulations: a straggler's are then too short, but the median does not depend on them."""
-    monkeypatch.setattr("dualdelay.theory.advice._ARRIVALS", 3_000)
+    monkeypatch.setattr("dualdelay.theory.advice._ARRIVALS", ARRIVALS)
 
 
-@pytest.mark.parametrize("slower", [10.0, 60.0])
-@pytest.mark.parametrize("curvature", [1.0, 3.0, 30.0])
-def test_the_step_suits_a_straggler(few_arrivals, slower, curvature):
+@pytest.mark.parametrize("slower", [10.0, pytest.param(60.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("curvature", [pytest.param(1.0, marks=pytest.mark.slow), 3.0, 30.0])
+def test_the_step_suits_a_straggler(slower, curvature):
     """Half of the curvature decides: one slow worker does not shorten the step unless most of the curvature is its own."""
     curvatures, centers = [1.0] * 9 + [curvature], [300.0 * (-1) ** i for i in range(10)]
     problem = dd.Quadratic([[center] for center in centers], curvatures=curvatures, start=[100.0])
@@ -151,7 +154,8 @@ def test_the_step_suits_a_straggler(few_arrivals, slower, curvature):
         assert advice.lr < 1.1 * by_mean
 
 
-def test_the_page_says_when_the_median_and_the_mean_are_far_apart(few_arrivals):
+@pytest.mark.slow
+def test_the_page_says_when_the_median_and_the_mean_are_far_apart():
     advice = advise(clusters(10, 20.0), dd.FixedSpeeds([1.0] * 9 + [100.0]))
     careful = round_to(advice.lr * advice.delay / advice.chosen.tau_avg)
     assert "an assumption" in advice.rests_on[-1] and f"begin with lr={careful:g}" in advice.rests_on[-1]
@@ -293,7 +297,7 @@ def test_digits_from_the_shell(advised):
     assert values["constants"]["gradient"]["value"] == found.gradient.value
     zetas = [zeta["value"] for zeta in values["constants"]["heterogeneity"]]
     assert zetas == [zeta.value for zeta in found.heterogeneity]
-    row = delays(dd.TruncatedNormalSpeeds(4, std=5.0, seed=0), values["wait_for"], most=20_000)
+    row = delays(dd.TruncatedNormalSpeeds(4, std=5.0, seed=0), values["wait_for"], most=ARRIVALS)
     delay = weighted_median(row.ages, [own.value for own in found.smoothnesses])
     assert values["delay"] == delay
     assert values["lr"] == round_to(KAPPA / (max(1.0, found.smoothness.value) * delay))

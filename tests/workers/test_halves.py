@@ -54,7 +54,7 @@ def check_controls(here):
     return True
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 @pytest.mark.parametrize("storm", STORMS)
 def test_in_any_order_of_events_jobs_memories_bytes_and_the_record_are_right(storm, seed):
     """Processes die and are asked to leave and join, messages are lost, repeated and late, and the server is resumed."""

@@ -76,7 +76,14 @@ class MixedFleet(LossyRayFleet):
         return lossy
 
 
-@pytest.mark.parametrize("far", [(), (1,), (0, 1)], ids=["both near", "one far", "both far"])
+@pytest.mark.parametrize(
+    "far",
+    [
+        pytest.param((1,), id="one far"),
+        pytest.param((), id="both near", marks=pytest.mark.slow),
+        pytest.param((0, 1), id="both far", marks=pytest.mark.slow),
+    ],
+)
 def test_large_vectors_are_shared_on_one_machine_and_stored_for_others_with_the_same_bits(far, tmp_path):
     """Whatever is lost, repeated or late: a vector stays for as long as somebody may need it, and no longer."""
     problem, weather = Wide(), RandomWeather(2, lost=0.1, repeated=0.1, late=0.1, longest=0.1)

@@ -32,6 +32,7 @@ def files(folder: Path, ending: str) -> list[Path]:
     return sorted((folder / "checkpoints").glob(f"*.{ending}"))
 
 
+@pytest.mark.slow
 def test_slices_in_pieces_replay_to_the_same_bits_and_go_on_without_shards(tmp_path, caplog):
     """Gradients that are not finite or of another shape are rejected; a damaged part of a checkpoint is passed over."""
     problem, folder = Wide(spoilt=(1, 3), short=5), tmp_path / "run"
