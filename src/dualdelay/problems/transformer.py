@@ -67,7 +67,8 @@ class _Attention(nn.Module):
         super().__init__()
         self.heads = heads
         self.taken, self.added = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.register_buffer("later", torch.ones(context, context, dtype=torch.bool).triu(1), persistent=False)
+        later = torch.full((context, context), -math.inf).triu(1)  # is added, so that nothing is to be done on the way back
+        self.register_buffer("later", later, persistent=False)
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}"
@@ -76,8 +77,8 @@ class _Attention(nn.Module):
         size = x.shape[-1] // self.heads
         split = self.taken(x).unflatten(-1, (3, self.heads, size)).transpose(-2, -4)  # (n, heads, 3, t, size)
         query, key, value = split.unbind(-3)
-        scores = query @ key.transpose(-1, -2) / math.sqrt(size)
+        scores = (query / math.sqrt(size)) @ key.transpose(-1, -2)  # there are fewer queries than scores
         later = self.later[: x.shape[-2], : x.shape[-2]]
-        seen = scores.masked_fill(later, -math.inf).softmax(-1) @ value
+        seen = (scores + later.to(scores.dtype)).softmax(-1) @ value
         y: Tensor = self.added(seen.transpose(-2, -3).flatten(-2))
         return y
