@@ -342,7 +342,7 @@ def test_the_driver_of_a_cluster_stopped_by_a_signal_goes_on_with_the_same_call(
     when(lambda: len({path.parent.parent for path in runs.glob("*/checkpoints/*")}) == 2)
     process.send_signal(number)
     _, errors = process.communicate(timeout=90)
-    assert number == signal.SIGKILL or "the runs were saved; the same sweep goes on where they are" in errors
+    assert number == signal.SIGKILL or "the runs were saved in runs; the same call goes on where they are" in errors
     assert not list(runs.glob("*/result.json"))
     (tmp_path / "go on").touch()
     first = {path.name: path.stat().st_ino for path in runs.iterdir() if path.is_dir()}

@@ -208,7 +208,7 @@ def test_stopped_by_a_signal_the_same_call_goes_on_to_the_same_bits(
     _, errors = process.communicate(timeout=60)
     when(lambda: not any(map(is_alive, helpers)))
     if number != signal.SIGKILL:
-        assert "the runs were saved; the same sweep goes on where they are" in errors
+        assert "the runs were saved in runs; the same call goes on where they are" in errors
     left = {path.parent.parent.name for path in runs.glob("*/checkpoints/*")}
     done = {path.parent: path.stat().st_mtime_ns for path in runs.glob("*/result.json")}
     assert len(left) >= 2 and len(done) < 6

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,6 +38,11 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, saved: str, way_on: str = "") -> None:
         self.saved = saved
         super().__init__(f"{saved}; {way_on}" if way_on else saved)
+
+
+def runs_saved(folder: Path | None) -> Interrupted:
+    """The same of several runs, which are kept in one folder."""
+    return Interrupted(f"the runs were saved in {folder}", "the same call goes on where they are")
 
 
 class WatchFailed(Exception):
@@ -314,12 +320,15 @@ def run_together(
     begin: Callable[[Runner], None],
     batchers: Sequence[Batcher],
     report: Callable[[float], None],
+    folder: Path | None,
 ) -> None:
-    """Bring several groups of runs to their ends side by side, with the gradients that they wait for taken together."""
+    """Bring several groups of runs to their ends side by side, with the gradients that they wait for taken together.
+
+    If ``folder`` is given, which has a folder of each run, an interruption saves them.
+    """
     under_way = list[Runner]()
-    saves = any(member.spec.saving.path is not None for runner in runners for member in runner.members)
     acting: Runner | None = None  # in the middle of a step
-    with interruptible(saves) as interrupted:
+    with interruptible(folder is not None) as interrupted:
         try:
             for runner in runners:
                 begin(runner)
@@ -333,7 +342,7 @@ def run_together(
                     batcher.compute()
                 report((len(runners) - len(under_way) + sum(runner.done for runner in under_way)) / len(runners))
                 if interrupted[0]:
-                    raise Interrupted("the runs were saved", "the same sweep goes on where they are")
+                    raise runs_saved(folder)
         except BaseException:
             for runner in under_way:
                 if runner is not acting:

@@ -29,7 +29,7 @@ from ..workers.ray_tasks import Cluster, RayTasks
 from . import own
 from .grouping import grouped
 from .processes import Outcome, Sent, SideBySide, packed, received
-from .runner import Interrupted, interruptible
+from .runner import Interrupted, interruptible, runs_saved
 from .settings import Compute, Reporting
 from .simulate import run_one
 from .spec import Options
@@ -297,7 +297,7 @@ class Spread:
         """Show how far the runs are, and end if somebody has asked for that."""
         self._tell()
         if self._asked[0]:
-            raise Interrupted("the runs were saved", "the same sweep goes on where they are")
+            raise runs_saved(self._options.saving.path)
 
     def _settle(self, unit: Sequence[int], outcome: Outcome) -> None:
         """What another process says of the runs of a unit."""

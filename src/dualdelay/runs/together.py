@@ -90,7 +90,7 @@ def side_by_side(points: Sequence[Point], options: Options, watch: Sequence[Watc
             text = f"{count} runs side by side" + (f", in {len(parts)} parts" if len(parts) > 1 else "")
             tell((len(runs) + share * count) / len(points), text)
 
-        _compute([[members[k] for k in group] for group in part], watch, report)
+        _compute([[members[k] for k in group] for group in part], watch, report, options.saving.path)
         for k in itertools.chain(*part):
             if (run := members.pop(k).run) is not None:
                 runs[k] = run
@@ -105,7 +105,9 @@ def _has_ended(member: Member) -> bool:
         return False
 
 
-def _compute(groups: Sequence[Sequence[Member]], watch: Sequence[Watch], tell: Callable[[float], None]) -> None:
+def _compute(
+    groups: Sequence[Sequence[Member]], watch: Sequence[Watch], tell: Callable[[float], None], folder: Path | None
+) -> None:
     """Bring groups to their ends side by side."""
     spec = groups[0][0].spec
     problems: dict[Hashable, list[Problem]] = {}
@@ -129,7 +131,7 @@ def _compute(groups: Sequence[Sequence[Member]], watch: Sequence[Watch], tell: C
                 kind = _kind(group[0].spec)
                 which = [next(i for i, p in enumerate(problems[kind]) if p is member.spec.problem) for member in group]
                 runners.append(_group(group, batchers[kind], which, watch))
-            run_together(runners, _begin, list(batchers.values()), report)
+            run_together(runners, _begin, list(batchers.values()), report, folder)
         except (BadInput, NotSaved):
             raise
         except WatchFailed as error:
