@@ -61,10 +61,12 @@ def test_a_label_of_any_length_becomes_a_folder_s_name(tmp_path: Path) -> None:
     names = [stem(text, 12345) for text in long]
     assert len(set(names)) == 2 and all(len(name) < 220 for name in names)
     (tmp_path / names[0]).mkdir()
+    assert slug("dude[lr=1e+30]") != slug("dude[lr=1e-30]")
     assert slug("dude[lr=0.05,wait_for=3]") == "dude-lr=0.05-wait_for=3"
 
 
 def test_labels_that_look_alike_have_folders_of_their_own() -> None:
     texts = ["q[c=[[0],[6]]]", "q[c=[[0,6]]]", "q[c=[[0],[-6]]]", "q[c=0]", "q[c=-0]", "q-c=0", "x" * 99, "x" * 98 + "y"]
+    texts += ["q[c=1e+9]", "q[c=1e-9]"]
     assert len({distinct(text) for text in texts}) == len(texts)
     assert distinct("digits[workers=3,alpha=0.1]") == "digits-workers=3-alpha=0.1"

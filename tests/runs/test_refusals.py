@@ -185,6 +185,10 @@ CALLS: dict[str, tuple[Callable[[], dict[str, Any]], tuple[str, ...]]] = {  # ar
     "a state that cannot be saved": (lambda: {"algorithm": Unsavable(LR)}, ("ndarray", "cannot be saved")),
     "one function to watch": (lambda: {"watch": print}, ("expected a list of functions",)),
     "one logger": (lambda: {"watch": dd.Reporting(log=print)}, ("expected a list of functions",)),
+    "a step larger than any weight": (
+        lambda: {"algorithm": dd.DuDe(lr=1e39), "problem": network(), "speeds": three},
+        ("lr is 1e+39; expected at most 3.4e+38", "torch.float32"),
+    ),
     "checkpoints said twice": (lambda: {"folder": dd.Saving("run"), "checkpoint_every": 5}, ("dd.Saving(every=...)",)),
 }
 

@@ -124,6 +124,35 @@ def test_an_exception_is_reported_with_its_traceback_retried_and_then_the_worker
     check_replay(run, tmp_path / "run", problem)
 
 
+def test_the_same_traceback_is_told_once_and_the_next_times_in_one_line(tmp_path, caplog):
+    problem = Rough(TRIO)
+    problem.measures, problem.spoils = False, lambda worker, draw: False
+    problem.raises = lambda worker, draw: worker == 1 and draw >= 4
+    run = dd.train(DUDE(), problem, fleet_of(retries=2), updates=100, folder=tmp_path / "run")
+    told = [record.getMessage() for record in caplog.records if "worker 1 failed" in record.getMessage()]
+    assert [text.count("Traceback") for text in told] == [1, 0, 0]
+    assert all(text.strip().endswith("ValueError: no gradient") for text in told)
+    assert all("Traceback" in event["text"] for event in run.trace.events if event["kind"] == "failed")
+
+
+class Unfit(dd.Quadratic):
+    """Worker 1's data are not what a gradient takes."""
+
+    def gradient(self, x, worker, draw):
+        if worker == 1:
+            raise dd.BadInput("targets have 3 columns; expected 2")
+        return super().gradient(x, worker, draw)
+
+
+def test_bad_input_is_not_tried_again_and_a_worker_that_gave_nothing_is_named_at_the_end(tmp_path):
+    run = dd.train(DUDE(), Unfit(TRIO), fleet_of(retries=2), updates=60, folder=tmp_path / "run")
+    assert kinds(run, 1) == ["failed", "left"]
+    assert "targets have 3 columns; expected 2" in run.trace.events[-1]["text"]
+    assert "worker 1: the model has learnt nothing from its data" in run.notes
+    assert dd.load(tmp_path / "run").notes == run.notes
+    assert not any("learnt nothing" in note for note in dd.train(DUDE(), dd.Quadratic(TRIO), fleet_of(), updates=9).notes)
+
+
 class Malformed(dd.Quadratic):
     """Worker 0 sends two gradients that are not finite, worker 1 one of the wrong shape."""
 

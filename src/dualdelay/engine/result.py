@@ -17,6 +17,7 @@ from ..core import Algorithm, Problem
 from ..core.aggregate import AggregateState
 from ..core.errors import BadInput, require_whole
 from ..core.state import State
+from ..core.tracebacks import cause_of
 from .delays import Delays, delays
 from .evaluation import Best
 from .metrics import metric_and_way
@@ -251,19 +252,21 @@ def _is_fault(event: Mapping[str, Any]) -> bool:
     return event["kind"] in FAULTS and not (event["kind"] == "left" and event.get("text", "") in PLANNED)
 
 
-def troubles(events: Sequence[Mapping[str, Any]]) -> list[str]:
+def troubles(trace: Trace) -> list[str]:
     """A sentence for each worker and each kind of thing that went wrong with it, with the first cause."""
     faults: dict[tuple[int, str], list[Mapping[str, Any]]] = {}
-    for event in filter(_is_fault, events):
+    for event in filter(_is_fault, trace.events):
         faults.setdefault((event["worker"], event["kind"]), []).append(event)
     sentences = []
     for (worker, kind), alike in sorted(faults.items()):
         first, count = alike[0], len(alike)
         times = f"at time {first['time']:.4g}" if count == 1 else f"{count} times, first at time {first['time']:.4g}"
-        cause = (first.get("text") or "").strip().splitlines()[-1:]  # of a traceback the last line says what it was
+        cause = first.get("text") or ""
         what = f"worker {worker}: {FAULTS[kind]}" if worker >= 0 else "the server: a shard of it was lost"
-        sentences.append(f"{what} {times}{f': {cause[0]}' if cause else ''}")
-    return sentences
+        sentences.append(f"{what} {times}{f': {cause_of(cause)}' if cause else ''}")
+    heard = set(trace["worker"].tolist())
+    silent = [worker for worker, kind in sorted(faults) if kind == "left" and worker not in heard]
+    return sentences + [f"worker {worker}: the model has learnt nothing from its data" for worker in silent]
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -277,7 +277,7 @@ def _text(value: Any) -> str:
 
 def slug(text: str) -> str:
     """A label as part of a folder's name, without what means something to a shell."""
-    name = re.sub(r"[^A-Za-z0-9_.=-]+", "-", text).strip("-")
+    name = re.sub(r"[^A-Za-z0-9_.=+-]+", "-", text).strip("-")
     if len(name) <= _LONGEST_FOLDER:
         return name
     return f"{name[: _LONGEST_FOLDER - 17]}-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:16]}"

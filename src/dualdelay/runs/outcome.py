@@ -100,7 +100,7 @@ def _read(place: Folder) -> tuple[Run, str]:
     older = [f"{problem}; an older checkpoint was used" for problem in problems]
     if result is not None:  # it came to an end, which cannot be read any more
         damage = (*warnings, *older)[0]
-    ended, notes = _stopped(place, [*warnings, *older, *troubles(content["events"])])
+    ended, notes = _stopped(place, [*warnings, *older, *troubles(trace)])
     run = Run(
         *(method, None, state, trace, metrics, content["now"], ended, None, place.path, notes, workers, best),
         names=names,

@@ -411,7 +411,7 @@ def result(
         ended=ended,
         audit=audit,
         folder=None if folder is None else folder.path,
-        notes=tuple(dict.fromkeys([*notes, *troubles(trace.events)])),
+        notes=tuple(dict.fromkeys([*notes, *troubles(trace)])),
         workers=evaluation.workers.table(),
         best=best,
         weights=weights if weights is None else weights.to(state.weights.device),

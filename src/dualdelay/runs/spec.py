@@ -144,6 +144,7 @@ class Options:
             _require_fit(speeds, problem)
         require_metrics(self.evaluation.metrics, problem)
         x = _initial_weights(problem, self.server.initial_weights, seed)
+        _require_step(algorithm, x)
         if isinstance(fleet, WorkerFleet):
             _require_portable(x)
             x = x.cpu()  # where the server of real workers is, wherever they compute
@@ -173,6 +174,13 @@ def _require_fit(speeds: SpeedModel, problem: Problem) -> None:
         raise BadInput(f"{type(speeds).__name__} does not say for how many workers it is; give it n, their number.")
     if speeds.n != problem.workers:
         raise BadInput(f"speeds are given for {speeds.n} workers, but the problem has {problem.workers}; give as many.")
+
+
+def _require_step(algorithm: Algorithm[Any], x: Tensor) -> None:
+    """Refuse a step size that numbers like the weights cannot hold."""
+    largest = torch.finfo(x.dtype).max
+    if algorithm.lr > largest:
+        raise BadInput(f"lr is {algorithm.lr:g}; expected at most {largest:.3g}, what weights in {x.dtype} can hold.")
 
 
 def _require_portable(x: Tensor) -> None:

@@ -22,6 +22,7 @@ from ..core import Arrival, Job, Message, Problem
 from ..core.compression import Compress, size_of
 from ..core.environment import changes, environment
 from ..core.errors import BadWork, RunFailed
+from ..core.tracebacks import cause_of, is_bad_input
 from ..core.work import Sent
 from ..engine.evaluation import WorkersEvaluation
 from ..engine.events import Event, EventKind
@@ -42,7 +43,6 @@ from .messages import (
     checked,
     is_part,
     is_told,
-    last_line,
     request_of,
     size_of_kept,
 )
@@ -91,6 +91,7 @@ class Coordinator(Fleet):
         self._heard_gradient = False  # whether one has ever come
         self._mean_samples = 0.0  # of the workers, where they count by samples that only they can count
         self._told: dict[tuple[int, EventKind], int] = {}  # how often each kind of event has happened to each worker
+        self._causes: dict[int, str] = {}  # what each worker's last traceback in the log ended with
         self._failure = ""  # why the run cannot go on
         self._beginning = False  # whether the workers' processes are waited for, and nothing has happened yet
         self._environment = environment()
@@ -258,7 +259,14 @@ class Coordinator(Fleet):
         if is_told(times):
             more = "" if is_told(times + 1) else f" (the {times}th time; not all that follow are told)"
             name = self._transport.name_of(event.worker)
-            log.warning("worker %d%s %s: %s%s", event.worker, name and f" ({name})", event.kind.value, event.text, more)
+            text = self._unless_told(event.worker, event.text) if event.kind is EventKind.FAILED else event.text
+            log.warning("worker %d%s %s: %s%s", event.worker, name and f" ({name})", event.kind.value, text, more)
+
+    def _unless_told(self, worker: int, text: str) -> str:
+        """A traceback for the log, or one line of it if that is what the worker's last one ended with."""
+        cause, before = cause_of(text), self._causes.get(worker)
+        self._causes[worker] = cause
+        return cause if cause == before else text
 
     def arrival(self, event: Event) -> Arrival:
         assignment = self._jobs[event.worker][event.draw]
@@ -476,7 +484,7 @@ class Coordinator(Fleet):
         self._control.places[record.number] = (notice.node, notice.pid)
         record.samples = notice.samples if isinstance(notice.samples, int) else None
         if isinstance(notice.samples, str):
-            self._crashed(record, f"its data cannot be counted: {last_line(notice.samples)}", final=True)
+            self._crashed(record, f"its data cannot be counted: {cause_of(notice.samples)}", final=True)
             return
         if notice.place:
             self._push(EventKind.PLACE, record.number, text=notice.place)
@@ -504,8 +512,8 @@ class Coordinator(Fleet):
         else:
             text = part if isinstance(part, str) else f"it sent {part!r:.100} for an evaluation"
             if notice.evaluation in self._evaluations.open:  # otherwise nobody waits for it any more
-                log.warning("worker %d could not evaluate: %s", record.number, text)
-            self._evaluations.take(notice.evaluation, record.number, last_line(text))
+                log.warning("worker %d could not evaluate: %s", record.number, self._unless_told(record.number, text))
+            self._evaluations.take(notice.evaluation, record.number, cause_of(text))
         self._dispatch(record)
 
     def _take_reply(self, reply: Reply) -> None:
@@ -529,10 +537,12 @@ class Coordinator(Fleet):
         self._push(EventKind.FAILED, record.number, request.draw, reply.seconds, reply.error)
         tried = [other for other in self.records if other.at_work or other.failures]
         if not self._heard_gradient and len(tried) > 1 and all(other.failures for other in tried):
-            last = last_line(reply.error)
+            last = cause_of(reply.error)
             self._failure = f"nobody could compute a first gradient; worker {record.number} says: {last}"
-        if record.failures > self._policy.retries:
-            self._give_up(record, f"{record.failures} exceptions in a row, the last: {last_line(reply.error)}")
+        if is_bad_input(reply.error):
+            self._give_up(record, f"its gradient raised what no other try would mend: {cause_of(reply.error)}")
+        elif record.failures > self._policy.retries:
+            self._give_up(record, f"{record.failures} exceptions in a row, the last: {cause_of(reply.error)}")
 
     # --- faults ---
 

@@ -27,8 +27,8 @@ from torch import Tensor
 from ..core import Problem
 from ..core.devices import use_threads
 from ..core.errors import BadInput, BadWork
+from ..core.tracebacks import cause_of, told
 from ..problems.wrapped import InParts, Part, Wrapped, add_parts, source_of, with_gradients
-from .messages import last_line
 
 _LOOPBACK = "127.0.0.1"
 _LONG = timedelta(days=20)  # a rank may have nothing to do for long; those that hang or die are ended from outside
@@ -137,7 +137,7 @@ class Group:
         except BaseException as error:
             if isinstance(error, BadInput) and _can_take_whole(problem, y, worker, draw):
                 self._refusal = str(error)
-            return traceback.format_exc()
+            return told(error)
 
     def _receive(self, rank: int) -> Part | str:
         """What a rank has computed, or the traceback that it ended with."""
@@ -203,7 +203,7 @@ class Group:
             raise
         except BaseException as error:
             time.sleep(_GRACE)  # another rank may have died of it, and then all are ended
-            last = last_line(f"{type(error).__name__}: {error}")
+            last = cause_of(told(error))
             self._give_up(f"its gradient raised, so that it is out of step with the other ranks: {last}")
             raise
 

@@ -218,8 +218,3 @@ def is_part(part: object) -> TypeGuard[dict[str, Any]]:
 def is_told(times: int) -> bool:
     """Whether what has happened so many times goes into the log: the first ten, and then every hundredth."""
     return times <= 10 or times % 100 == 0
-
-
-def last_line(text: str) -> str:
-    """The last line of a traceback, which says what it was."""
-    return [*text.strip().splitlines()[-1:], "nothing"][0]

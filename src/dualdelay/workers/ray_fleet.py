@@ -10,7 +10,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -28,6 +27,7 @@ from ..core.environment import environment
 from ..core.errors import BadInput, RunFailed, is_finite, require_several, shown
 from ..core.own_code import MODULES
 from ..core.settings import whole
+from ..core.tracebacks import cause_of, told
 from ..core.version import install_command
 from ..core.work import Sent
 from ..engine.half import Half, Kept
@@ -48,7 +48,6 @@ from .messages import (
     as_arrays,
     as_tensors,
     each_part,
-    last_line,
 )
 from .output import Output
 from .ray_shards import UNTRACED, AtWorker, Files, NotThere, RayShards, ShardLine
@@ -343,9 +342,9 @@ class _Sliced(Worker):
             reply = self._line.push(self._worker, reply)
         except NotThere:
             return None
-        except Exception:  # a message that cannot be cut
+        except Exception as error:  # a message that cannot be cut
             seconds = time.perf_counter() - start
-            reply = Reply(request, np.empty(0), False, math.nan, seconds, traceback.format_exc())
+            reply = Reply(request, np.empty(0), False, math.nan, seconds, told(error))
         with self._turn:
             self._reply = reply
         return reply
@@ -355,8 +354,8 @@ class _Sliced(Worker):
             evaluated = super().evaluate(request, self._line.pull(x))
         except NotThere:
             return self._without_model(request)
-        except Exception:
-            return Evaluated(*request[:3], traceback.format_exc())
+        except Exception as error:
+            return Evaluated(*request[:3], told(error))
         return evaluated if evaluated is None or self._line.is_there else evaluated._replace(part=GONE)
 
     def aside(self, request: EvaluationRequest, x: Any) -> Evaluated | None:
@@ -364,8 +363,8 @@ class _Sliced(Worker):
             return super().aside(request, self._line.pull(x, fresh=True))
         except NotThere:
             return None
-        except Exception:
-            return Evaluated(*request[:3], traceback.format_exc())
+        except Exception as error:
+            return Evaluated(*request[:3], told(error))
 
     def keeps(self, accepted: int) -> tuple[dict[str, Any], int] | None:
         """What this worker keeps, with stand-ins for vectors, and its bytes."""
@@ -831,7 +830,7 @@ class RayTransport:
     def _died(self, worker: int, incarnation: int, exception: Exception, rank: int = 0) -> Died:
         """How a process ended, with its number, the signal as far as that is known, and where its output is."""
         error, raised = str(exception), isinstance(exception, self._ray.exceptions.RayTaskError)
-        text, final = (last_line(error), False) if raised else _why_dead(error)
+        text, final = (cause_of(error), False) if raised else _why_dead(error)
         named = re.search(r"\bpid: (\d+)", error)  # one that died before it was ready has not said its number itself
         known = () if rank else self._pids.items()  # only the first rank has said its number
         pid = next((key.rpartition(" ")[2] for key, whose in known if whose == (worker, incarnation)), "")

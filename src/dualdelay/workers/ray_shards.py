@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,13 +29,14 @@ from ..core.compression import Packed, size_of, unpacked
 from ..core.devices import keep_freed_memory, use_threads
 from ..core.errors import DualDelayError, RunFailed
 from ..core.state import is_finite
+from ..core.tracebacks import cause_of, told
 from ..core.work import Sent, expected_parts
 from ..engine.half import METHOD
 from ..engine.shard import Call, MessageName, Shard, ShardPlan, Store, cut_message, named, put_together, shard_like
 from ..engine.sharded import ShardLost
 from ..engine.slices import STAND_IN, Elsewhere, stand_ins, vectors_of
 from .local_line import LineLost, LocalLine, ask_all, listen, tell_all
-from .messages import INLINE, Array, Pushed, Reply, as_arrays, as_tensors, last_line, size_of_kept
+from .messages import INLINE, Array, Pushed, Reply, as_arrays, as_tensors, size_of_kept
 from .shared_memory import PAGE, Lent, Name, Overlay, Reader, Segments, name_of
 
 SHARD = "dualdelay shard "  # begins the names of our actors
@@ -240,8 +240,8 @@ class ShardActor:
                         getattr(self.shard, name)(*args)
                     if name == "leave" and args[0] in self._near:  # its process may be gone, or may have come meanwhile
                         self._near[args[0]].let_go()
-            except Exception:  # a user's method may raise anything
-                self._failure = traceback.format_exc()
+            except Exception as error:  # a user's method may raise anything
+                self._failure = told(error)
         async with self._turn:
             self._done += 1
             self._turn.notify_all()
@@ -265,7 +265,7 @@ class ShardActor:
     def _require_whole(self) -> None:
         """Refuse to say or save anything after a step that has failed half way."""
         if self._failure:
-            raise RunFailed(f"shard {self._number} of the server failed: {last_line(self._failure)}")
+            raise RunFailed(f"shard {self._number} of the server failed: {cause_of(self._failure)}")
 
     # --- checkpoints ---
 

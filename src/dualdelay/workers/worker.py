@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -17,6 +16,7 @@ from torch import Tensor
 from ..core import Job, Problem, RunningJob
 from ..core.devices import keep_freed_memory, use_threads
 from ..core.errors import BadWork
+from ..core.tracebacks import told
 from ..core.work import Sent, TakeGradient
 from ..engine.half import Half, Kept, Task
 from .messages import Array, Evaluated, EvaluationRequest, JobRequest, PollRequest, Reply, as_arrays, as_tensors
@@ -113,7 +113,7 @@ class Worker:
             raise
         except BaseException as error:  # also sys.exit: a process that ends itself in silence would be missed for long
             refused = str(error) if isinstance(error, BadWork) else ""
-            seconds, text = time.perf_counter() - start, traceback.format_exc()
+            seconds, text = time.perf_counter() - start, told(error)
             reply, keep = Reply(request, np.empty(0), False, float("nan"), seconds, text, refused=refused), None
         with self._turn:
             self._reply, self._keep = reply, keep
@@ -198,8 +198,8 @@ class Worker:
             part |= {"loss": float(part["loss"]), "seconds": time.perf_counter() - start}
         except KeyboardInterrupt:
             raise
-        except BaseException:
-            part = traceback.format_exc()
+        except BaseException as error:
+            part = told(error)
         return Evaluated(request.worker, request.incarnation, request.evaluation, part)
 
     def samples(self) -> int | str | None:
@@ -208,8 +208,8 @@ class Worker:
             return self._problem.samples(self._worker)
         except KeyboardInterrupt:
             raise
-        except BaseException:
-            return traceback.format_exc()
+        except BaseException as error:
+            return told(error)
 
     def kept(self, accepted: int) -> Any:
         """What this worker keeps, given the last reply that the server took."""

@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 from ...core import Problem
 from ...core.environment import environment
 from ...core.errors import BadInput, DualDelayError
+from ...core.tracebacks import cause_of
 from ...core.version import __version__
 from ...engine.half import Half
-from ..messages import EvaluationRequest, JobRequest, PollRequest, is_told, last_line
+from ..messages import EvaluationRequest, JobRequest, PollRequest, is_told
 from ..worker import Worker
 from . import keys, wire
 from .line import Gone, Letter, Line, Lost, Refused, Session, Unknown
@@ -278,7 +279,7 @@ class Site:
         self._failures += 1
         if is_told(self._failures):
             log.warning("a job failed here, the %d. time:\n%s", self._failures, error.strip())
-        kind = last_line(error).partition(":")[0].strip()
+        kind = cause_of(error).partition(":")[0].strip()
         return error if self._tell_errors else f"{kind} (its text stays at the site, in the site's log)"
 
     def _evaluate(self, request: EvaluationRequest, model: Any) -> None:

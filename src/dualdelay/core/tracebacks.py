@@ -1,0 +1,47 @@
+"""What is told of an exception that somebody's code has raised in another process."""
+
+from __future__ import annotations
+
+import itertools
+import traceback
+from pathlib import Path
+
+import torch
+
+from .errors import shortened
+
+_FOLDERS = (Path(__file__).parents[1], Path(torch.__file__).parent)
+_OURS = ("<string>", *(f"{folder}/" for folder in _FOLDERS))  # and the constructors of dataclasses
+_BEGIN = "Traceback (most recent call last):"
+_LONGEST = 600
+_BAD_INPUT = "dualdelay.core.errors.BadInput"
+
+
+def told(error: BaseException) -> str:
+    """Its traceback, without the calls within this package and torch if other code is in it; the last one stays."""
+    whole = traceback.TracebackException.from_exception(error)
+    part: traceback.TracebackException | None = whole
+    while part is not None:
+        others = [not call.filename.startswith(_OURS) for call in part.stack]
+        if any(others):
+            others[-1] = True
+            part.stack = traceback.StackSummary.from_list(list(itertools.compress(part.stack, others)))
+        part = part.__cause__ or part.__context__
+    return "".join(whole.format())
+
+
+def cause_of(text: str) -> str:
+    """What a traceback ends with, in one line: the exception and what was added to it; of any other text the last line."""
+    lines = text.strip().splitlines()
+    begin = len(lines) - 1
+    calls = [number for number, line in enumerate(lines) if line.startswith('  File "')]
+    if _BEGIN in lines and calls:
+        begin = calls[-1] + 1
+        while lines[begin : begin + 1] and lines[begin].startswith("    "):  # the code of the call
+            begin += 1
+    return shortened(" ".join(" ".join(lines[max(begin, 0) :]).split()), _LONGEST) or "nothing"
+
+
+def is_bad_input(text: str) -> bool:
+    """Whether a traceback ends with bad input, so that another try would end with it, too."""
+    return cause_of(text).startswith(_BAD_INPUT)

@@ -1,0 +1,66 @@
+"""What is told of an exception in somebody's code: its own calls, and one line of what it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import dualdelay as dd
+from dualdelay.core.tracebacks import cause_of, is_bad_input, told
+from dualdelay.runs.names import parse
+
+
+def raised(call: Callable[[], Any]) -> BaseException:
+    """What the call ends with."""
+    with pytest.raises(BaseException) as caught:
+        call()
+    return caught.value
+
+
+def noted() -> None:
+    error = ValueError("the file is bad:\n    row 3\n\nand row 4")
+    error.add_note("in sample 7")
+    raise error
+
+
+def test_the_cause_is_the_exception_with_all_that_it_says_and_its_notes_in_one_line() -> None:
+    assert cause_of(told(raised(noted))) == "ValueError: the file is bad: row 3 and row 4 in sample 7"
+    assert cause_of("Traceback (most recent call last):\nKeyError: 'x'\n") == "KeyError: 'x'"
+    assert cause_of("the process ended\nwith code 9\n") == "with code 9"
+    assert cause_of(" \n") == "nothing"
+    long = cause_of("Traceback (most recent call last):\nValueError: " + "9 " * 9999)
+    assert long.startswith("ValueError: ") and "characters" in long and len(long) <= 700
+
+
+def test_calls_within_torch_are_left_out_where_other_code_made_them_and_the_last_one_stays() -> None:
+    net = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(3, 2)))
+    text = told(raised(lambda: net(torch.ones(1, 4))))
+    assert text.count("test_tracebacks.py") == text.count('  File "') - 1
+    assert "linear.py" in text and "_call_impl" not in text and "RuntimeError: mat1 and mat2" in text
+
+
+def test_a_traceback_of_this_package_alone_is_told_whole() -> None:
+    error = raised(lambda: parse("algorithm", "dude[lr=-1]"))
+    while error.__traceback__ and "dualdelay" not in error.__traceback__.tb_frame.f_globals["__name__"]:
+        error.__traceback__ = error.__traceback__.tb_next
+    text = told(error)
+    assert text.count("/dualdelay/") > 1 and "test_tracebacks.py" not in text
+
+
+def test_causes_are_told_too() -> None:
+    def twice() -> None:
+        try:
+            noted()
+        except ValueError as error:
+            raise RuntimeError("no data") from error
+
+    text = told(raised(twice))
+    assert "and row 4" in text and "direct cause" in text and cause_of(text) == "RuntimeError: no data"
+
+
+def test_bad_input_is_told_from_what_another_try_might_mend() -> None:
+    assert is_bad_input(told(raised(lambda: dd.DuDe(lr=-1.0))))
+    assert not is_bad_input(told(raised(noted))) and not is_bad_input("dualdelay is gone")
