@@ -37,7 +37,7 @@ def modules() -> Iterator[tuple[str, Path]]:
 
 
 # methods by which a value shows itself to a person: they alone may import a room above their own, when they are called
-SHOWING = {"plot", "plot_split", "report", "_repr_html_", "to_csv"}
+SHOWING = {"plot", "plot_split", "report", "_repr_html_", "to_csv", "__str__"}
 
 
 def nodes(tree: ast.AST) -> Iterator[ast.AST]:

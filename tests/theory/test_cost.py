@@ -177,6 +177,8 @@ def test_changes_are_told_where_they_help_and_only_there() -> None:
     shards = next(then for what, then in told.items() if what.startswith("shards="))
     assert not shards.too_large and shards.updates_per_second > now.updates_per_second
     assert told['memory="workers"'].server.peak < now.server.peak
+    gains = {change.what.partition("=")[0]: change.gains for change in found.changes}
+    assert gains["shards"] == ("faster", "smaller", "fits") and "faster" not in gains["table"]
     shell = {change.what: change.shell for change in found.changes}
     assert shell['memory="workers"'] == "memory=workers in --method" and shell['table="half"'] == "--table half"
     assert all(
@@ -185,6 +187,28 @@ def test_changes_are_told_where_they_help_and_only_there() -> None:
     )
     alone = size(dd.VanillaASGD(lr=0.1), Plan(1e3, 2, gradient_seconds=10.0), machine=MACHINE)
     assert alone.changes == ()  # nothing helps slow gradients
+
+
+def test_where_workers_are_waited_for_it_is_said_what_their_turn_goes_to() -> None:
+    plan = Plan(1e9, 2, bandwidth=1e9, latency=0.5, gradient_seconds=3.0)
+    found = cost(plan, DUDE, MACHINE)
+    assert found.turn["its model and message on lines"] == pytest.approx(8 + 2 * 0.5)
+    assert sum(found.turn.values()) / 2 == pytest.approx(found.limits["workers"])
+    assert found.job_seconds == pytest.approx(3 + found.turn["copies and messages"])
+
+
+def test_no_more_shards_are_proposed_than_a_model_can_be_cut_into() -> None:
+    machine = replace(MACHINE, process=1.0)  # so that more shards are always smaller, and would fit
+    told = size(dd.DuDe(lr=0.1), Plan(300, 64, memory_per_process=1e3), machine=machine).changes
+    assert {change.what for change in told if change.what.startswith("shards")} == {"shards=4"}
+
+
+def test_a_prediction_prints_as_the_page_of_the_shell() -> None:
+    page = str(size(dd.DuDe(lr=0.1), Plan(1e9, 4, 2, bandwidth=1e8, memory_per_process=2e10), machine=MACHINE))
+    assert "DuDe" not in page and "dude[lr=0.1], 1e+09 weights, 4 workers, 2 shards, lines of 100 MB/s" in page
+    assert "From one gradient of a worker to its next: 80 s its model and message on lines" in page
+    assert "No single change lets a head fit: it reads all weights at once" in page
+    assert "No single change lets a worker fit" not in page and "too large" in page
 
 
 def test_shards_are_refused_and_not_recommended_where_a_run_would_refuse_them() -> None:
@@ -210,7 +234,10 @@ def test_shards_are_refused_and_not_recommended_where_a_run_would_refuse_them() 
         ({"weights": -1, "workers": 3}, "weights"),
         ({"weights": math.inf, "workers": 3}, "weights"),
         ({"weights": 10, "workers": 0}, "workers"),
-        ({"weights": 10, "workers": 3, "shards": 11}, "11 shards for 10 weights"),
+        (
+            {"weights": 10, "workers": 3, "shards": 11},
+            "model of 10 weights; expected none, it is too small",
+        ),
         ({"weights": 10, "workers": 3, "shards": -1}, "shards"),
         ({"weights": 10, "workers": 3, "bandwidth": 0.0}, "bandwidth"),
         ({"weights": 10, "workers": 3, "latency": -1.0}, "latency"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import io
 import math
 import textwrap
 from collections import Counter
@@ -29,6 +30,7 @@ from ..runs.sweep import Sweep
 from ..simulation.speeds import SpeedModel
 from ..theory.advice import KAPPA, Advice, Later
 from ..theory.constants import Constants, Estimate
+from ..theory.cost import Cost
 from ..theory.sizing import Size
 from .figures import DIVERGED
 
@@ -530,6 +532,21 @@ _LIMITS = {
 }
 
 
+_PAGE = 160  # columns, in which the widest table fits
+# what is left to do where no single change is enough
+_TO_FIT = {
+    "server": "put several of them together, or find a machine with more memory.",
+    "shard": "put several of them together, with more shards, or find machines with more memory.",
+    "head": "it reads all weights at once, whatever the number of shards, and needs a machine with so much memory.",
+    "worker": "it holds a model, a gradient and a message, whatever the server does, and needs a machine for them.",
+}
+
+
+def _too_large(kind: str, cost: Cost) -> bool:
+    """Whether a kind of process, or what does its work in another plan, has too little memory."""
+    return (cost.server.kind if kind in ("server", "shard") else kind) in cost.too_large
+
+
 def in_bytes(size: float) -> str:
     """So many bytes, in the unit that suits."""
     for unit, name in ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
@@ -546,10 +563,18 @@ def in_seconds(seconds: float) -> str:
     return f"{seconds / 1e-6:.3g} µs"
 
 
-def print_size(size: Size, method: str, console: Console) -> None:
+def size_as_text(size: Size) -> str:
+    """The page of ``print_size``, wide enough for its tables."""
+    console = Console(width=_PAGE, file=io.StringIO())
+    with console.capture() as page:
+        print_size(size, console)
+    return page.get()
+
+
+def print_size(size: Size, console: Console) -> None:
     """Print what a run will take: each kind of process, what an update waits for, and what could be done otherwise."""
     cost, plan = size.cost, size.cost.plan
-    what = f"{method}, {plan.weights:,.4g} weights, {counted(plan.workers, 'worker')}"
+    what = f"{size.method}, {plan.weights:,.4g} weights, {counted(plan.workers, 'worker')}"
     what += f", {counted(plan.shards, 'shard')}" if plan.shards else ""
     what += f", lines of {in_bytes(plan.bandwidth)}/s" if plan.bandwidth is not None and plan.apart else ""
     rows = [["process", "how many", "memory at its peak", "in/update", "out/update", "processor/update", "busy"]]
@@ -565,20 +590,28 @@ def print_size(size: Size, method: str, console: Console) -> None:
     print_rows("an update takes at least", [["of", "seconds"], *([_LIMITS[k], in_seconds(v)] for k, v in limits)], console)
     rates = f"{number(cost.updates_per_second, 3)} updates and {number(cost.gradients_per_second, 3)} gradients a second"
     console.print(f"So {rates}. The bottleneck is {_LIMITS[cost.bottleneck]}.")
+    if cost.bottleneck == "workers":
+        parts = sorted(((name, seconds) for name, seconds in cost.turn.items() if seconds), key=lambda part: -part[1])
+        turn = ", ".join(f"{in_seconds(seconds)} {name}" for name, seconds in parts)
+        console.print(f"From one gradient of a worker to its next: {turn}.")
     for process in cost.processes:
         if process.kind in cost.too_large and plan.memory_per_process is not None:
             takes, has = in_bytes(process.peak), in_bytes(plan.memory_per_process)
             console.print(f"It does not fit: a {process.kind} takes {takes}, and has {has}.")
     if size.changes:
-        rows = [["change", "memory of the server or a shard", "updates/s", "gradients/s", "then waits for", "fits"]]
+        head = ["change", "gains", "server or shard", "worker", "updates/s", "gradients/s", "then waits for"]
+        rows = [head if plan.memory_per_process is None else [*head, "too large"]]
         for change in size.changes:
-            then = change.cost
+            then, gains = change.cost, ", ".join(change.gains)
             rates_then = [number(then.updates_per_second, 3), number(then.gradients_per_second, 3)]
-            over = f"no, the {' and the '.join(then.too_large)}" if then.too_large else "yes"
-            fits = "" if plan.memory_per_process is None else over
-            rows.append([change.shell, in_bytes(then.server.peak), *rates_then, then.bottleneck, fits])
+            memory = [in_bytes(process.peak) for process in (then.server, then.processes[-1])]
+            row = [change.shell, gains, *memory, *rates_then, then.bottleneck]
+            rows.append(row if plan.memory_per_process is None else [*row, " and ".join(then.too_large) or "nothing"])
         console.print()
         print_rows("what could be done otherwise, each by itself", rows, console)
+    for process in cost.processes:
+        if process.kind in cost.too_large and all(_too_large(process.kind, change.cost) for change in size.changes):
+            console.print(f"No single change lets a {process.kind} fit: {_TO_FIT[process.kind]}")
     if size.why_no_shards:
         console.print(f"No shards are proposed: {size.why_no_shards}")
     cores = f"{size.machine.cores:g} core{'s' if size.machine.cores != 1 else ''}"

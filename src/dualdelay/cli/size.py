@@ -39,7 +39,7 @@ def size(flags: Flags) -> None:
     values: dict[str, Any] = {"machine": values_of(machine), "kept": kept}
     if plan is not None:
         result = size_of_run(method, plan, server, flags.table, machine)
-        print_size(result, flags.method, console)
+        print_size(result, console)
         values |= _values(result, flags.method)
     shared.finish(flags.json, "size", **values)
 
@@ -73,7 +73,10 @@ def _machine(flags: Flags) -> Machine:
 
 def _values(result: Size, method: str) -> dict[str, Any]:
     """The prediction for the line of JSON."""
-    changes = [{"change": change.what, "shell": change.shell, **_cost(change.cost)} for change in result.changes]
+    changes = [
+        {"change": change.what, "shell": change.shell, "gains": list(change.gains), **_cost(change.cost)}
+        for change in result.changes
+    ]
     plan, footprint = asdict(result.cost.plan), asdict(result.footprint)
     return {
         "method": method,
@@ -91,6 +94,7 @@ def _cost(cost: Cost) -> dict[str, Any]:
         "gradients_per_second": cost.gradients_per_second,
         "bottleneck": cost.bottleneck,
         "seconds_per_update": dict(cost.limits),
+        "turn": dict(cost.turn),
         "too_large": list(cost.too_large),
         "processes": [{**asdict(process), "peak": process.peak} for process in cost.processes],
     }

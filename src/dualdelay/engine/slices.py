@@ -32,10 +32,9 @@ class Slices:
 
     def __post_init__(self) -> None:
         if self.length < GRAIN * self.count:
-            raise BadInput(
-                f"shards is {self.count} for a model of {self.length} weights; expected at most {self.length // GRAIN}, so "
-                f"that each has {GRAIN} weights or more."
-            )
+            most = self.length // GRAIN
+            expected = f"at most {most}, so that each has {GRAIN} weights or more" if most else "none, it is too small"
+            raise BadInput(f"shards is {self.count} for a model of {self.length:,} weights; expected {expected}.")
 
     @cached_property
     def places(self) -> tuple[tuple[int, int], ...]:

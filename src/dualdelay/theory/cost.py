@@ -15,12 +15,17 @@ from dataclasses import dataclass, field
 from ..core.errors import BadInput
 from ..core.settings import check_settings, positive, whole, zero_or_more
 from ..core.state import BLOCK
+from ..engine.slices import Slices
 from ..workers.messages import INLINE
 from .footprint import Footprint
 from .machine import Machine
 
 PIECE = 2**26
 """Bytes of a shard's slice that travel at once."""
+GRADIENT = "its gradient"
+COPIES = "copies and messages"
+SERVED = "the server's work"
+TRAVEL = "its model and message on lines"
 _FREED = 100  # objects that nobody needs any more after which Ray frees them
 _FREED_AFTER = 1.0  # or seconds
 _FILLED = 0.9  # of the cores' time, where processes that exchange vectors and wait for one another share them
@@ -55,8 +60,8 @@ class Plan:
         check_settings(self)
         if self.weights != int(self.weights):
             raise BadInput(f"weights is {self.weights:g}; expected a whole number, such as 7e9.")
-        if self.shards > self.weights:
-            raise BadInput(f"there are {self.shards} shards for {self.weights:g} weights; expected at most one for each.")
+        if self.shards:
+            Slices(int(self.weights), self.shards)  # refuses more than there can be
 
     @property
     def processes(self) -> int:
@@ -107,8 +112,8 @@ class Cost:
     """Seconds for each update that each thing on the way needs at least; the longest is what an update takes."""
     arrivals: float
     """Gradients for each update."""
-    job_seconds: float
-    """From when a worker has its model to when its message is on its way: gradient, copies, and what Ray takes."""
+    turn: Mapping[str, float]
+    """The seconds from one gradient of a worker to its next where nothing queues, by what they go to."""
     too_large: tuple[str, ...] = field(default=())
     """The kinds of processes that need more memory than one has."""
 
@@ -126,6 +131,11 @@ class Cost:
     def gradients_per_second(self) -> float:
         """Gradients that reach the server in a second."""
         return self.arrivals * self.updates_per_second
+
+    @property
+    def job_seconds(self) -> float:
+        """From when a worker has its model to when its message is on its way: gradient, copies, and what Ray takes."""
+        return self.turn[GRADIENT] + self.turn[COPIES]
 
     @property
     def server(self) -> Process:
@@ -150,36 +160,36 @@ def cost(plan: Plan, method: Footprint, machine: Machine) -> Cost:
     for _ in range(_HALVINGS):
         beside = (low + high) / 2
         load = _load(plan, method, machine, beside)
-        limits, job = _limits(plan, method, machine, load)
+        limits, turn = _limits(plan, method, machine, load)
         longest = max(limits.values())
         low, high = (low, beside) if _others(plan, machine, load, method.arrivals, longest) < beside else (beside, high)
     processes = _processes(plan, method, machine, load, longest)
     most = math.inf if plan.memory_per_process is None else plan.memory_per_process
     large = tuple(one.kind for one in processes if one.peak > most)
-    return Cost(plan, processes, limits, method.arrivals, job, large)
+    return Cost(plan, processes, limits, method.arrivals, turn, large)
 
 
-def _limits(plan: Plan, method: Footprint, machine: Machine, load: _Load) -> tuple[dict[str, float], float]:
-    """The seconds for each update that each thing on the way needs at least, and those of a worker's job."""
+def _limits(plan: Plan, method: Footprint, machine: Machine, load: _Load) -> tuple[dict[str, float], dict[str, float]]:
+    """The seconds for each update that each thing on the way needs at least, and those of a worker's turn."""
     n, a = plan.workers, method.arrivals
     up, down = method.up * plan.weights, method.down * plan.weights
     parts = max(1, plan.shards)  # a message is cut into so many
     limits = {"shard" if plan.shards else "server": load.server}
     if plan.shards:
         limits["head"] = load.head
-    trips = 0.0
+    latency = plan.latency if plan.apart else 0.0
+    travel = 2 * latency
     if plan.apart and plan.bandwidth is not None:
         limits["lines to the server"] = a * up / parts / plan.bandwidth
         limits["lines from the server"] = a * down / parts / plan.bandwidth
-        trips = (up + down) / plan.bandwidth
+        travel += (up + down) / plan.bandwidth
     if plan.machines is not None:
         limits["cores"] = _busiest(plan, load, a) / machine.cores
-    latency = plan.latency if plan.apart else 0.0
-    job = plan.gradient_seconds + load.job + max(0.0, load.waited - 2 * latency)
-    cycle = job + load.server / a + trips + 2 * latency
+    copies = load.job + max(0.0, load.waited - 2 * latency)
+    turn = {GRADIENT: plan.gradient_seconds, COPIES: copies, SERVED: load.server / a, TRAVEL: travel}
     at_work = n - (a - 1) / 2 if method.waits and a < n else n
-    limits["workers"] = a * cycle / at_work
-    return limits, job
+    limits["workers"] = a * sum(turn.values()) / at_work
+    return limits, turn
 
 
 def _load(plan: Plan, method: Footprint, machine: Machine, beside: float) -> _Load:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import Any
 
 from ..core import Algorithm
 from ..core.aggregate import TableFormat
 from ..core.errors import BadInput
+from ..engine.slices import GRAIN
 from ..runs.fleets import require_separable
+from ..runs.names import label
 from ..runs.optimizer import make_optimizer
 from ..runs.settings import DEFAULT_SERVER, Server
 from .cost import Cost, Plan, cost
@@ -30,12 +33,15 @@ class Change:
     shell: str
     """As it is written on the shell, such as --shards 4."""
     cost: Cost
+    gains: tuple[str, ...]
+    """What it is worth telling for: it is faster, the server is smaller, or more kinds of processes fit."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """What a run will take: the prediction, what it rests on, and what could be done otherwise."""
+    """What a run will take: the prediction, what it rests on, and what could be done otherwise. ``print`` shows it all."""
 
+    method: str
     cost: Cost
     footprint: Footprint
     machine: Machine
@@ -43,6 +49,11 @@ class Size:
     """Those that give at least a fifth more gradients per second, need a fifth less memory at the server, or fit."""
     why_no_shards: str = ""
     """Why the server cannot be cut into shards, if that is so."""
+
+    def __str__(self) -> str:
+        from ..analysis.printing import size_as_text
+
+        return size_as_text(self)
 
 
 def size(
@@ -75,9 +86,10 @@ def size(
         _require_separable(algorithm, plan.workers, server, _SHARDS[0])
     except BadInput as error:
         why = str(error).removesuffix(" Leave shards out.")
-    most = 0 if why else plan.weights
-    told = (*_more_shards(plan, method, machine, most), *_changes(algorithm, plan, server, table, machine, method))
-    return Size(now, method, machine, tuple(change for change in told if _helps(change, now)), why)
+    most = 0 if why else plan.weights // GRAIN
+    others = chain(_more_shards(plan, method, machine, most), _changes(algorithm, plan, server, table, machine, method))
+    told = (replace(change, gains=_gains(change.cost, now)) for change in others)
+    return Size(label(algorithm), now, method, machine, tuple(change for change in told if change.gains), why)
 
 
 def _require_separable(algorithm: Algorithm[Any], workers: int, server: Server, shards: int) -> None:
@@ -86,13 +98,14 @@ def _require_separable(algorithm: Algorithm[Any], workers: int, server: Server, 
     require_separable(algorithm, workers, server, optimizer, shards)
 
 
-def _helps(change: Change, now: Cost) -> bool:
-    """Whether a change is worth telling."""
-    if change.cost.too_large and not now.too_large:
-        return False
-    quicker = change.cost.gradients_per_second >= _WORTH * now.gradients_per_second
-    smaller = change.cost.server.peak <= now.server.peak / _WORTH
-    return quicker or smaller or len(change.cost.too_large) < len(now.too_large)
+def _gains(then: Cost, now: Cost) -> tuple[str, ...]:
+    """What a change is worth telling for, if it is for anything."""
+    if then.too_large and not now.too_large:
+        return ()
+    quicker = then.gradients_per_second >= _WORTH * now.gradients_per_second
+    smaller = then.server.peak <= now.server.peak / _WORTH
+    fits = len(then.too_large) < len(now.too_large)
+    return tuple(name for name, given in (("faster", quicker), ("smaller", smaller), ("fits", fits)) if given)
 
 
 def _is_better(more: Cost, fewer: Cost) -> bool:
@@ -109,7 +122,7 @@ def _more_shards(plan: Plan, method: Footprint, machine: Machine, most: float) -
             then = cost(replace(plan, shards=shards), method, machine)
             if best and not _is_better(then, best[0].cost):
                 break
-            best = [Change(f"shards={shards}", f"--shards {shards}", then)]
+            best = [Change(f"shards={shards}", f"--shards {shards}", then, ())]
     return best
 
 
@@ -125,7 +138,7 @@ def _changes(
     def set_to(**settings: Any) -> Change:
         python = ", ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
         shell = ",".join(f"{name}={value}" for name, value in settings.items())
-        return Change(python, f"{shell} in --method", other(**settings))
+        return Change(python, f"{shell} in --method", other(**settings), ())
 
     names = {field.name for field in fields(algorithm)}
     if "wait_for" in names and (c := min(plan.workers, 8 * algorithm.wait_for)) > algorithm.wait_for:
@@ -133,8 +146,8 @@ def _changes(
     if "memory" in names and algorithm.memory == "server":
         yield set_to(memory="workers")
     if method.server.get("table", 0.0) and table == "full":
-        yield Change('table="half"', "--table half", other(table="half"))
+        yield Change('table="half"', "--table half", other(table="half"), ())
     if "compress" in names and algorithm.compress is None:
         yield set_to(memory="workers", compress="int8")
     elif server.uplink is None and method.up == 4:
-        yield Change('uplink="int8"', "--uplink int8", other(replace(server, uplink="int8")))
+        yield Change('uplink="int8"', "--uplink int8", other(replace(server, uplink="int8")), ())
