@@ -137,7 +137,8 @@ def test_strangers_and_addresses_where_nobody_is_are_refused(monkeypatch: pytest
 
     ray.shutdown()
     with pytest.raises(dd.BadInput, match=r"no cluster answers at 127\.0\.0\.1:9 .*start the cluster there first"):
-        swept(on=dd.Cluster("127.0.0.1:9"))
+        swept(on=dd.Cluster("127.0.0.1:9"), folder=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")  # what "auto" finds
     with pytest.raises(dd.BadInput, match=r"no cluster answers at 127\.0\.0\.1:9"):
         swept(on=dd.Cluster("auto"))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import errno
 import json
 import os
 import resource
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -387,8 +389,12 @@ def test_a_folder_that_exists_or_cannot_be_made_is_refused(place: str, message: 
 def test_a_folder_that_may_not_be_written_to_is_refused_before_anything_is_computed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # to root everything is open
-    with pytest.raises(dd.BadInput, match=f"could not create {tmp_path}/a/run: {tmp_path} cannot be written to"):
+    def refuse(**_: object) -> str:
+        raise OSError(errno.EROFS, "Read-only file system")  # to root everything is open
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    why = r"cannot be written to \(Read-only file system\)"
+    with pytest.raises(dd.BadInput, match=f"could not create {tmp_path}/a/run: {tmp_path} {why}"):
         usual.run(folder=tmp_path / "a" / "run")
     assert content(tmp_path) == {}
 

@@ -178,9 +178,9 @@ def test_changes_are_told_where_they_help_and_only_there() -> None:
     assert not shards.too_large and shards.updates_per_second > now.updates_per_second
     assert told['memory="workers"'].server.peak < now.server.peak
     gains = {change.what.partition("=")[0]: change.gains for change in found.changes}
-    assert gains["shards"] == ("faster", "smaller", "fits") and "faster" not in gains["table"]
+    assert gains["shards"] == ("faster", "smaller", "fits") and "faster" not in gains["gradient_table"]
     shell = {change.what: change.shell for change in found.changes}
-    assert shell['memory="workers"'] == "memory=workers in --method" and shell['table="half"'] == "--table half"
+    assert shell['memory="workers"'] == "memory=workers in --method" and shell['gradient_table="half"'] == "--table half"
     assert all(
         then.gradients_per_second >= 1.2 * now.gradients_per_second or then.server.peak <= now.server.peak / 1.2
         for then in told.values()

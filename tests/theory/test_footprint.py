@@ -26,7 +26,7 @@ def test_dude_keeps_the_weights_a_sum_and_a_gradient_of_each_worker() -> None:
 
 
 def test_a_table_of_half_precision_takes_half_and_one_at_the_workers_nothing_here() -> None:
-    assert footprint(dd.DuDe(lr=0.1), 20, SERVER, "half", timed=1000).server["table"] == 20 * FULL / 2
+    assert footprint(dd.DuDe(lr=0.1), 20, dd.Server(gradient_table="half"), timed=1000).server["table"] == 20 * FULL / 2
     method = footprint(dd.DuDe(lr=0.1, memory="workers", compress="int8"), 20, SERVER, timed=1000)
     assert method.server == {"weights": FULL, "total": SUM} and method.worker == SUM
     assert method.up == 1.0 and method.down == FULL and method.job > 0

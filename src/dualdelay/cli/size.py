@@ -27,7 +27,7 @@ def size(flags: Flags) -> None:
     plan = None if flags.weights is None or flags.workers is None else _plan(flags, flags.weights, flags.workers)
     method = parse("algorithm", flags.method, lr=0.1)
     small = [None if text is None else literal(text) for text in (flags.uplink, flags.downlink)]
-    server = Server(optimizer=flags.optimizer, uplink=small[0], downlink=small[1])
+    server = Server(optimizer=flags.optimizer, uplink=small[0], downlink=small[1], gradient_table=flags.table)
     console, kept = shared.make_console(flags.json), None
     machine = _machine(flags)
     if flags.measure:
@@ -38,7 +38,7 @@ def size(flags: Flags) -> None:
         machine = replace(machine, cores=flags.cores)
     values: dict[str, Any] = {"machine": values_of(machine), "kept": kept}
     if plan is not None:
-        result = size_of_run(method, plan, server, flags.table, machine)
+        result = size_of_run(method, plan, server, machine)
         print_size(result, console)
         values |= _values(result, flags.method)
     shared.finish(flags.json, "size", **values)

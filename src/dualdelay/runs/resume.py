@@ -274,7 +274,10 @@ def _real_workers(place: Folder, record: RunRecord, fleet: WorkerFleet | None) -
     if not record.real or (fleet.threads, fleet.ranks) != (record.threads, record.ranks):
         several = f" and ranks={record.ranks}" if record.ranks > 1 or fleet.ranks > 1 else ""
         kind = f"real workers with threads={record.threads}{several}" if record.real else "simulated workers"
-        raise BadInput(f"the run was started with {kind}; pass a fleet of the same kind, or none.")
+        other = f", and this fleet has threads={fleet.threads}" + (f" and ranks={fleet.ranks}" if several else "")
+        raise BadInput(
+            f"the run was started with {kind}{other if record.real else ''}; pass a fleet of the same kind, or none."
+        )
     return fleet
 
 

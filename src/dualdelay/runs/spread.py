@@ -368,14 +368,16 @@ class Spread:
             self._settle(units[unit], Outcome(None, value) if isinstance(value, Exception) else received(value))
 
         if root is not None:
-            make_folder(root)
-            write(root / _MARK, token.encode())
-        try:
-            with RayTasks(on, Sent(payload)) as tasks:
-                tasks.run(range(len(units)), settle, self._under_way(units), self._check)
-        finally:
+            Folder.require_possible(root)
+        with RayTasks(on, Sent(payload)) as tasks:  # a cluster that does not answer leaves no folder behind
             if root is not None:
-                remove(root / _MARK)
+                make_folder(root)
+                write(root / _MARK, token.encode())
+            try:
+                tasks.run(range(len(units)), settle, self._under_way(units), self._check)
+            finally:
+                if root is not None:
+                    remove(root / _MARK)
 
     def _units(self, device: str) -> list[list[int]]:
         """The runs that are one task in a cluster: those that share a schedule, where gradients are taken together."""

@@ -13,6 +13,7 @@ import re
 import secrets
 import shutil
 import stat
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property
@@ -108,9 +109,13 @@ class Folder:
     def require_possible(cls, path: Path) -> None:
         """Refuse a folder that cannot be created where it is to be, before anything is started for it."""
         place = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
-        if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-            what = "cannot be written to" if place.is_dir() else "is no folder"
-            raise BadInput(f"could not create {path}: {place} {what}. Choose another folder.")
+        if not place.is_dir():
+            raise BadInput(f"could not create {path}: {place} is no folder. Choose another folder.")
+        try:  # what may be written to and what can be are not the same, such as under /proc
+            Path(tempfile.mkdtemp(prefix=".", dir=place)).rmdir()
+        except OSError as error:
+            why = f"cannot be written to ({error.strerror})"
+            raise BadInput(f"could not create {path}: {place} {why}. Choose another folder.") from None
 
     @classmethod
     def create(cls, path: Path, record: RunRecord, x: Tensor, fixed: Mapping[str, Tensor]) -> Folder:

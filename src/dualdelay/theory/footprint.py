@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..core import Algorithm, Arrival, Job, Orders, Problem, State
-from ..core.aggregate import AggregateState, TableFormat
+from ..core.aggregate import AggregateState
 from ..core.compression import Compress, Packed, pack
 from ..core.devices import using_threads
 from ..core.draws import Draws
@@ -103,25 +103,21 @@ class _Blank(Problem):
         return f"blank {self.weights}"
 
 
-def footprint(
-    algorithm: Algorithm[Any], workers: int, server: Server, table: TableFormat = "full", timed: int | None = None
-) -> Footprint:
+def footprint(algorithm: Algorithm[Any], workers: int, server: Server, timed: int | None = None) -> Footprint:
     """Count what a method takes with so many workers, and time its passes on vectors of so many weights.
 
     By default these are two million, beyond the caches of a processor.
     """
     algorithm.init(torch.zeros(2), workers, Draws(0, "server"))  # refuses what cannot be, such as to wait for more
     few = workers if workers <= 2 * _FEW else _fewest(algorithm, workers, _FEW)
-    counts = _per_weight(algorithm, few, server, table)
+    counts = _per_weight(algorithm, few, server)
     if few < workers:  # what grows with the workers, grows in proportion
-        twice = _per_weight(algorithm, 2 * few, server, table)
+        twice = _per_weight(algorithm, 2 * few, server)
         share = (workers - few) / few
         counts = {name: counts.get(name, 0.0) + share * (more - counts.get(name, 0.0)) for name, more in twice.items()}
     state = algorithm.init(torch.zeros(2), few, Draws(0, "server"))
     with using_threads(1):
-        absorb, update, send, job = _passes(
-            algorithm, _fewest(algorithm, workers, _FEW // 2), server, table, timed or _TIMED
-        )
+        absorb, update, send, job = _passes(algorithm, _fewest(algorithm, workers, _FEW // 2), server, timed or _TIMED)
     parts = {name.removeprefix("server "): value for name, value in counts.items() if name.startswith("server ")}
     return Footprint(
         {name: value for name, value in parts.items() if value > 0},
@@ -153,21 +149,21 @@ def _fewest(algorithm: Algorithm[Any], workers: int, few: int) -> int:
     return workers
 
 
-def _per_weight(algorithm: Algorithm[Any], workers: int, server: Server, table: TableFormat) -> dict[str, float]:
+def _per_weight(algorithm: Algorithm[Any], workers: int, server: Server) -> dict[str, float]:
     """What was counted: bytes for each weight, and numbers that do not depend on the weights."""
-    short, long = (_counted(algorithm, workers, length, server, table) for length in _LENGTHS)
+    short, long = (_counted(algorithm, workers, length, server) for length in _LENGTHS)
     step = _LENGTHS[1] - _LENGTHS[0]
     counts = {name: (value - short.get(name, 0.0)) / step for name, value in long.items()}
     return counts | {name: long[name] for name in ("arrivals", "idle")}
 
 
-def _loop(algorithm: Algorithm[Any], workers: int, length: int, server: Server, table: TableFormat) -> Loop:
+def _loop(algorithm: Algorithm[Any], workers: int, length: int, server: Server) -> Loop:
     """A run of a method on a vector of that length, with workers of nearly the same speed."""
     problem = _Blank(workers, length)
     speeds = FixedSpeeds([1 + 0.37 * worker / workers for worker in range(workers)])
     fleet = LocalFleet(problem, VirtualClock(speeds), Half(algorithm, server.uplink), downlink=server.downlink)
     optimizer = make_optimizer(server.optimizer, server.schedule, None, algorithm, problem)
-    return Loop(algorithm, problem, fleet, problem.start(0), optimizer=optimizer, table_format=table)
+    return Loop(algorithm, problem, fleet, problem.start(0), optimizer=optimizer, table_format=server.gradient_table)
 
 
 def _arrivals(loop: Loop, count: int) -> Iterator[Arrival]:
@@ -183,9 +179,9 @@ def _arrivals(loop: Loop, count: int) -> Iterator[Arrival]:
             return
 
 
-def _counted(algorithm: Algorithm[Any], workers: int, length: int, server: Server, table: TableFormat) -> dict[str, float]:
+def _counted(algorithm: Algorithm[Any], workers: int, length: int, server: Server) -> dict[str, float]:
     """What a short run of a method holds and sends, in bytes; the largest that it ever holds."""
-    loop, round_trips = _loop(algorithm, workers, length, server, table), _ROUNDS * workers // 2
+    loop, round_trips = _loop(algorithm, workers, length, server), _ROUNDS * workers // 2
     loop.begin()
     for _ in _arrivals(loop, round_trips):
         pass
@@ -258,9 +254,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 # --- passes ---
 
 
-def _passes(
-    algorithm: Algorithm[Any], workers: int, server: Server, table: TableFormat, length: int
-) -> tuple[float, float, float, float]:
+def _passes(algorithm: Algorithm[Any], workers: int, server: Server, length: int) -> tuple[float, float, float, float]:
     """The time of a step without an update and with one, of making a model small, and of a job beside its gradient.
 
     For each weight, as bytes: those of a copy that takes as long. A copy is made before each step, so that what the step
@@ -281,7 +275,7 @@ def _passes(
         return orders
 
     object.__setattr__(timed, "step", step)
-    loop = _loop(timed, workers, length, server, table)
+    loop = _loop(timed, workers, length, server)
     loop.fleet.copies_models = True  # as real workers' fleets do: then the step is made in place
     loop.begin()
     for _ in _arrivals(loop, 2 * workers):

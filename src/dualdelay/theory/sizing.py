@@ -9,7 +9,6 @@ from itertools import chain
 from typing import Any
 
 from ..core import Algorithm
-from ..core.aggregate import TableFormat
 from ..core.errors import BadInput
 from ..engine.slices import GRAIN
 from ..runs.fleets import require_separable
@@ -60,7 +59,6 @@ def size(
     algorithm: Algorithm[Any],
     plan: Plan,
     server: Server = DEFAULT_SERVER,
-    table: TableFormat = "full",
     machine: Machine | None = None,
 ) -> Size:
     """Predict memory, traffic and updates per second of a run on real workers, without starting one.
@@ -68,8 +66,7 @@ def size(
     Arguments:
         algorithm: the method, such as ``dd.DuDe(lr=0.05, wait_for=8)``; its step size does not matter.
         plan: how large the run is, and the machines and lines that it has: ``dd.theory.Plan(weights=7e9, workers=64)``.
-        server: optimiser, uplink and downlink.
-        table: how a method that remembers gradients keeps them, as in ``dd.Compute``.
+        server: optimiser, uplink and downlink, and how a method that remembers gradients keeps them.
         machine: what a machine can do; by default what was measured here (``dualdelay size --measure``), or what the
             package brings.
 
@@ -79,7 +76,7 @@ def size(
     machine = machine or known_machine()
     if plan.shards:
         _require_separable(algorithm, plan.workers, server, plan.shards)
-    method = footprint(algorithm, plan.workers, server, table)
+    method = footprint(algorithm, plan.workers, server)
     now = cost(plan, method, machine)
     why = ""
     try:
@@ -87,7 +84,7 @@ def size(
     except BadInput as error:
         why = str(error).removesuffix(" Leave shards out.")
     most = 0 if why else plan.weights // GRAIN
-    others = chain(_more_shards(plan, method, machine, most), _changes(algorithm, plan, server, table, machine, method))
+    others = chain(_more_shards(plan, method, machine, most), _changes(algorithm, plan, server, machine, method))
     told = (replace(change, gains=_gains(change.cost, now)) for change in others)
     return Size(label(algorithm), now, method, machine, tuple(change for change in told if change.gains), why)
 
@@ -126,14 +123,12 @@ def _more_shards(plan: Plan, method: Footprint, machine: Machine, most: float) -
     return best
 
 
-def _changes(
-    algorithm: Any, plan: Plan, server: Server, table: TableFormat, machine: Machine, method: Footprint
-) -> Iterator[Change]:
+def _changes(algorithm: Any, plan: Plan, server: Server, machine: Machine, method: Footprint) -> Iterator[Change]:
     """What else could be done otherwise, each by itself."""
 
-    def other(server: Server = server, table: TableFormat = table, **settings: Any) -> Cost:
+    def other(server: Server = server, **settings: Any) -> Cost:
         changed = replace(algorithm, **settings) if settings else algorithm
-        return cost(plan, footprint(changed, plan.workers, server, table), machine)
+        return cost(plan, footprint(changed, plan.workers, server), machine)
 
     def set_to(**settings: Any) -> Change:
         python = ", ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
@@ -145,8 +140,8 @@ def _changes(
         yield set_to(wait_for=c)
     if "memory" in names and algorithm.memory == "server":
         yield set_to(memory="workers")
-    if method.server.get("table", 0.0) and table == "full":
-        yield Change('table="half"', "--table half", other(table="half"), ())
+    if method.server.get("table", 0.0) and server.gradient_table == "full":
+        yield Change('gradient_table="half"', "--table half", other(replace(server, gradient_table="half")), ())
     if "compress" in names and algorithm.compress is None:
         yield set_to(memory="workers", compress="int8")
     elif server.uplink is None and method.up == 4:

@@ -60,7 +60,7 @@ class Cluster:
         if self.address not in (None, "auto") and split(self.address or "")[1] is None:
             raise BadInput(
                 f"address is {shown(self.address)}; expected host and port, such as '10.0.0.5:6379', or 'auto' for the "
-                "cluster on this machine."
+                "cluster on this machine; None (on the shell: local) starts Ray here."
             )
         good = isinstance(self.resources, Mapping) and all(
             isinstance(name, str) and is_finite(value) and value >= 0 for name, value in self.resources.items()
