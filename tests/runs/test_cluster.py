@@ -194,7 +194,7 @@ def test_without_ray_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(dd.BadInput, match="runs on a cluster need Ray, which is not installed: pip install"):
         swept(on=dd.Cluster(), folder=tmp_path / "runs")
-    assert list((tmp_path / "runs").iterdir()) == []
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_machine_that_does_not_see_the_folder_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,7 +147,7 @@ def test_the_number_of_ranks_is_recorded_and_a_replay_computes_as_many_parts(tmp
     run = dd.train(dd.DuDe(lr=0.1), problem, RankedFleet(), updates=20, folder=folder)
     assert json.loads((folder / "config.json").read_text())["ranks"] == 2
     check_replay(run, folder, problem)
-    with pytest.raises(dd.BadInput, match="started with real workers with threads=1 and ranks=2; pass a fleet of the same"):
+    with pytest.raises(dd.BadInput, match="with threads=1 and ranks=2, and this fleet has threads=1 and ranks=3; pass a"):
         dd.resume(folder, updates=30, problem=problem, fleet=RankedFleet(ranks=3))
     run = dd.resume(folder, updates=30, problem=problem, fleet=RankedFleet())
     assert run.version == 30
