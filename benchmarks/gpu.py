@@ -2,8 +2,8 @@
 
 python benchmarks/gpu.py [single | grid | workers | runs | figure1 | profile] [networks [NAME] ...] ...
 
-``networks`` are four that no kernel was written for: a plain loop, one run and a grid of 36 runs of each, and the floors.
-``profile`` is of LeNet, or of those of the four that are named.
+``networks`` are five that no kernel was written for: a plain loop, one run and a grid of 36 runs of each, and the floors.
+``profile`` is of LeNet, or of those of the five that are named.
 """
 
 from __future__ import annotations

@@ -32,6 +32,24 @@ def groupnorm() -> nn.Module:
     )  # fmt: skip
 
 
+class Patches(nn.Module):
+    """A vision transformer of torch's own layers: 64 patches of an image, four blocks of width 128, 809,098 weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken = nn.Conv2d(3, 128, 4, stride=4)
+        self.places = nn.Parameter(0.02 * torch.randn(64, 128))
+        block = nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, activation="gelu", batch_first=True, norm_first=True)
+        self.blocks = nn.TransformerEncoder(block, 4, norm=nn.LayerNorm(128), enable_nested_tensor=False)
+        self.output = nn.Linear(128, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of ten classes."""
+        patches = self.taken(images).flatten(-2).transpose(-1, -2)
+        logits: Tensor = self.output(self.blocks(patches + self.places).mean(-2))
+        return logits
+
+
 @dataclass(frozen=True)
 class Untuned:
     """A network other than LeNet, which kernels were first written for, and random data of the shape that it takes.
@@ -65,5 +83,6 @@ UNTUNED = {
     "wide": Untuned(wide, cross_entropy, 64, (3, 32, 32)),
     "groupnorm": Untuned(groupnorm, cross_entropy, 64, (1, 28, 28)),
     "resnet": Untuned(resnet, cross_entropy, 64, (3, 32, 32)),
+    "vision": Untuned(Patches, cross_entropy, 32, (3, 32, 32)),
     "transformer": Untuned(lambda: Transformer(128, 128, 4, 4), loss, 16, (128,), 256),
 }

@@ -485,3 +485,14 @@ def test_a_row_records_on_what_share_of_the_data_it_is_and_the_last_is_on_all() 
     assert run.workers.samples.tolist() == [5] * 12 + [20, 24, 28]
     assert np.isnan(run.metrics.gradient_norm[:-1]).all() and run.metrics.gradient_norm[-1] > 0
     assert run.metrics.objective[-1] == pytest.approx(problem.evaluate(run.x)["objective"], rel=ROUNDED)
+
+
+def test_a_function_that_gives_one_and_the_same_module_starts_every_run_alike_and_leaves_it_as_it_was() -> None:
+    torch.manual_seed(0)
+    net = nn.Linear(2, 1)
+    before = net.weight.detach().clone()
+    shards = [(torch.ones(4, 2), torch.full((4, 1), float(k))) for k in range(2)]
+    problem = dd.Network(lambda: net, nn.functional.mse_loss, shards, 4)
+    runs = [dd.simulate(dd.VanillaASGD(lr=0.1), problem, dd.FixedSpeeds([1.0, 2.0]), updates=5) for _ in range(2)]
+    assert runs[0].x.equal(runs[1].x) and not runs[0].x.equal(problem.start(0))
+    assert net.weight.equal(before) and problem.start(0)[:2].equal(before.flatten())

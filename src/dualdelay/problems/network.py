@@ -167,7 +167,7 @@ class Network(Problem):
             module = self._build_model()
         if not isinstance(module, nn.Module):
             raise BadInput(f"model() gave a {type(module).__name__}; expected a torch.nn.Module.")
-        return module
+        return copy.deepcopy(module)  # it may give the same one again, which nobody is to change
 
     def _probe(self, worker: int, shards: Iterable[Shard]) -> None:
         """Refuse a model, loss or data whose gradient is not that of the job's name, or of a sum instead of a mean."""

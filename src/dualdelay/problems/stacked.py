@@ -14,6 +14,7 @@ from torch.func import functional_call, vmap
 
 from ..core.devices import lower
 from ..core.draws import integers_at
+from ..kernels.attention import Attention
 from .flat_module import own_kernels
 
 _MOST = 512  # gradients in one call: with more, nothing is gained on an H200
@@ -125,7 +126,8 @@ class Stacked:
         with own_kernels(self._precision, self._on_gpu) as kernels, lower(self._precision, self._device):
             if kernels is not None:
                 kernels.pooled_next = self._pooled_next
-            losses = vmap(self._loss_of_one)(parts, inputs, targets)
+            with Attention():
+                losses = vmap(self._loss_of_one)(parts, inputs, targets)
         total = (losses * scales.to(losses.dtype)).sum() if self._samples.weighted else losses.sum()
         gradients = torch.autograd.grad(total, list(parts.values()), materialize_grads=True)
         return torch.cat([gradient.reshape(len(x), -1) for gradient in gradients], 1), losses.detach()
@@ -178,7 +180,8 @@ class StackedModule:
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """The outputs (r, n, ...) of every run's module for the same n samples."""
-        outputs: Tensor = vmap(self._of_one, in_dims=(0, None))(self._parts, inputs)
+        with Attention():
+            outputs: Tensor = vmap(self._of_one, in_dims=(0, None))(self._parts, inputs)
         return outputs
 
     def _of_one(self, parts: dict[str, Tensor], inputs: Tensor) -> Any:
