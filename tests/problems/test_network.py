@@ -376,6 +376,43 @@ def test_evaluation_is_in_evaluation_mode_and_leaves_training_mode_behind(data: 
         assert torch.equal(torch.get_rng_state(), before)
 
 
+class Read(nn.Module):
+    """The last state of recurrent layers; the second drops some of the first's out."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.layer, self.modes = nn.LSTM(1, 6, batch_first=True, **options), set[bool]()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.modes.add(self.layer.training)
+        state: Tensor = self.layer(inputs[..., None])[0][:, -1]
+        return state
+
+
+def test_a_recurrent_layer_is_evaluated_in_the_mode_in_which_a_gpu_takes_its_gradient_unless_that_drops_anything_out() -> (
+    None
+):
+    for dropout in (0.0, 0.5):
+        read = Read(num_layers=2, dropout=dropout)
+        problem = network(nn.Sequential(read, mlp()), PAIRS, workers=3, batch_size=dd.Batches(4, stochastic=True))
+        part: Any = problem.net.module[0]
+        part.modes.clear()
+        first = problem.evaluate(problem.start(0))
+        assert part.modes == {dropout == 0}
+        assert problem.evaluate(problem.start(0)) == first
+        assert part.layer.training
+
+
+def test_a_recurrent_layer_leaves_its_weights_where_they_are_and_the_user_s_copy_may_move_them() -> None:
+    problem = network(nn.Sequential(Read(), mlp()), PAIRS, workers=3)
+    layer: Any = problem.net.module[0].layer
+    assert "flatten_parameters" in vars(layer), "on a GPU torch's own would move them out of the flat tensor"
+    layer.flatten_parameters()
+    mine: Any = problem.model(problem.start(0))[0].layer
+    assert "flatten_parameters" not in vars(mine)
+    assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), layer.parameters(), strict=True))
+
+
 # --- metrics where the data are ---
 
 

@@ -82,6 +82,24 @@ class Pooled(nn.Module):
         return self.body(inputs).mean(1)
 
 
+class Recurrent(nn.Module):
+    """A model that reads its inputs one number after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.body = nn.GRU(1, 6, batch_first=True), mlp()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.body(self.layer(inputs[..., None])[0][:, -1])
+
+
+class Branching(Recurrent):
+    """A model that looks at a number, of which many models at once have none."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs if float(inputs.sum()) > 0 else -inputs)
+
+
 INPUTS, TARGETS = shards(1, samples=50, seed=11)[0]
 DATA = TensorDataset(INPUTS, TARGETS)
 
@@ -125,6 +143,7 @@ STACKABLE: dict[str, Callable[[], list[Any]]] = {
     "unused parameters": lambda: [net(split(0), Unused()), net(shards(), Unused())],
     "tied weights": lambda: [net(split(0), Tied()), net(split(1), Tied())],
     "layer norm": lambda: [net(data, mlp(nn.LayerNorm(8), nn.GELU())) for data in (split(0), shards())],
+    "recurrent": lambda: [net(split(seed), Recurrent()) for seed in (0, 1)],
     "float64": lambda: [net(doubled(shards(seed=k)), mlp().double(), seed=k) for k in (0, 1)],
     "squared loss": lambda: [net([(x, x[:, :3]) for x, _ in shards(seed=k)], loss=mse_loss) for k in (0, 1)],
     "one sample": lambda: [net(split(0), batch=1), net([(INPUTS[:1], TARGETS[:1])], batch=1)],
@@ -170,6 +189,44 @@ def test_stacked_gradients_are_those_taken_alone(name: str) -> None:
             assert (found - gradient).norm() <= close * size
             assert math.isclose(value, loss, rel_tol=close)
     assert all(torch.equal(problem.start(0), x) for problem, x in zip(problems, before, strict=True))
+
+
+def test_a_model_that_cannot_be_stacked_is_said_to_be_and_is_left_as_it_was() -> None:
+    problems = [net(split(seed), Branching()) for seed in (0, 1)]
+    x, before = problems[0].start(0), problems[0].gradient(problems[0].start(0), 1, 2)
+    with pytest.warns(UserWarning, match=r"cannot be taken in one call \(vmap: .*\): they are taken one after the other"):
+        together = problems[0].batched(problems)
+    assert isinstance(together, OneAtATime)
+    gradients, losses = together([x, x], [0, 1], [1, 2], [2, 3])
+    assert torch.equal(gradients[0], before[0])
+    assert losses[0] == before[1]
+    assert torch.equal(problems[0].gradient(x, 1, 2)[0], before[0])
+
+
+def test_few_jobs_without_a_graph_are_taken_one_at_a_time() -> None:
+    problems = [net(split(seed), seed=seed) for seed in (0, 1)]
+    together = problems[0].batched(problems)
+    assert isinstance(together, Stacked)
+    assert together._alone == 0, "on a processor all are taken at once"
+    together._alone = 2  # as on a GPU, with a model of which no graph can be made
+    jobs, models = jobs_of(problems, 3), models_of(problems[0], 3)
+    alone = [problems[k].gradient(x, w, d) for x, k, w, d in zip(models, *jobs, strict=True)]
+    gradients, losses = together(models[:2], *(part[:2] for part in jobs))
+    assert torch.equal(gradients, torch.stack([gradient for gradient, _ in alone[:2]]))
+    assert losses.tolist() == [loss for _, loss in alone[:2]]
+    close = rounding(operations(problems[0]), torch.float32)
+    for found, (gradient, _) in zip(together(models, *jobs)[0], alone, strict=True):
+        assert (found - gradient).norm() <= close * gradient.norm()
+
+
+def test_gradients_that_are_not_the_same_twice_are_warned_of() -> None:
+    problem = net(split(0))
+    together = problem.batched([problem])
+    assert isinstance(together, Stacked)
+    gradients = torch.tensor([[1.0, math.nan]])
+    together._warn_unless_same(gradients, gradients.clone())
+    with pytest.warns(UserWarning, match="not the same twice on cpu"):
+        together._warn_unless_same(gradients, gradients + 1e-6)
 
 
 @pytest.mark.numeric

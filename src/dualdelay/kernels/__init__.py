@@ -1,1 +1,1 @@
-"""Layers of many small models in one launch: convolutions, pooling, normalisation, attention; and their samples."""
+"""Layers of many small models at once: convolutions, pooling, normalisation, attention, recurrence; and their samples."""

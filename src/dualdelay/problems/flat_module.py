@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -18,6 +19,7 @@ _flatten: Any = _flatten_dense_tensors  # it has no types
 # gradient: (outputs, their gradients, whether the graph is kept, whether one is made, inputs, whether some may be unused).
 _autograd: Any = torch.autograd.Variable  # it has no types
 _run_backward = _autograd._execution_engine.run_backward
+_MOVES = "flatten_parameters"  # by which a recurrent layer on a GPU puts its weights elsewhere, out of the flat tensor
 
 
 class FlatModule:
@@ -47,6 +49,10 @@ class FlatModule:
             place = slice(start, start + parameter.numel())
             parameter.data = self.weights[place].view_as(parameter)
             self._places[name], start = (place, parameter.shape), place.stop
+        for part in self.module.modules():
+            if isinstance(part, nn.RNNBase):
+                vars(part)[_MOVES] = _stay
+                warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
 
     def __getstate__(self) -> dict[str, Any]:
         """The module goes as a copy: a pickled view would bring the whole flat tensor, and be a view no more."""
@@ -112,6 +118,9 @@ class FlatModule:
         self.weights.copy_(x)
         training = [part for part in self.module.modules() if part.training]
         self.module.eval()
+        for part in training:
+            if isinstance(part, nn.RNNBase) and not part.dropout:  # else it is the same, and cuDNN takes no gradient
+                part.training = True
         try:
             with own_kernels("float32", self.weights.is_cuda):
                 yield
@@ -122,7 +131,10 @@ class FlatModule:
     def model(self, x: Tensor) -> nn.Module:
         """A copy with these weights, in evaluation mode."""
         self.weights.copy_(x)
-        return copy.deepcopy(self.module).eval()
+        module = copy.deepcopy(self.module).eval()
+        for part in module.modules():
+            vars(part).pop(_MOVES, None)
+        return module
 
     def state_dict(self, x: Tensor) -> dict[str, Tensor]:
         """The weights under the module's names, on the processor."""
@@ -137,6 +149,10 @@ class FlatModule:
         except RuntimeError as error:
             raise BadInput(f"the given weights are not this model's: {error}") from None
         return flat_weights(module)
+
+
+def _stay() -> None:
+    """Leave the weights where they are."""
 
 
 def bits(tensor: Tensor) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, get_args
@@ -15,7 +16,16 @@ from ..core import Problem, Samples
 from ..core.batched_gradients import BatchedGradients, OneAtATime
 from ..core.devices import lower
 from ..core.draws import Draws
-from ..core.errors import BadInput, DualDelayError, plain_number, require_one_of, require_positive, require_several, shown
+from ..core.errors import (
+    BadInput,
+    DualDelayError,
+    plain_number,
+    require_one_of,
+    require_positive,
+    require_several,
+    shortened,
+    shown,
+)
 from .batchnorm import refuse_batchnorm
 from .data import Shard, Shards, TestData, digest, name_of, objectives, on_device
 from .flat_module import FlatModule, bits, flat_weights
@@ -656,7 +666,16 @@ class Network(Problem):
     def batched(self, problems: Sequence[Problem]) -> BatchedGradients:
         if self.batch_key is OneAtATime:
             return OneAtATime(problems)
-        return Stacked([problem for problem in problems if isinstance(problem, Network)])
+        try:
+            return Stacked([problem for problem in problems if isinstance(problem, Network)])
+        except Exception as error:  # whatever vmap raises of layers that it does not know, such as an LSTM
+            why = shortened(" ".join(str(error).split()), 200)
+            warnings.warn(
+                f"many gradients of this model cannot be taken in one call ({why}): they are taken one after the other, "
+                "which is slower where runs go side by side.",
+                stacklevel=2,
+            )
+            return OneAtATime(problems)
 
 
 def _loss_of(output: Any) -> Any:

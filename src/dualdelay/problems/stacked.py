@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,13 +13,18 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
+from ..core.batched_gradients import OneAtATime
 from ..core.devices import lower
 from ..core.draws import integers_at
 from ..kernels.attention import Attention
+from ..kernels.recurrent import Recurrent
 from .flat_module import own_kernels
 
 _MOST = 512  # gradients in one call: with more, nothing is gained on an H200
+_TRIAL = 4  # gradients in a call that finds out what a GPU can do
+_ALONE = 3  # gradients on a GPU that are taken one after the other if no graph can be made of a call
 _FEW = 2048  # samples that several models are evaluated on at once on a processor, theirs counted together
+_WAITS = "called a synchronizing CUDA operation"  # what torch says of such
 _SPARE = 0.4  # the share of a GPU's free memory that one call may take
 
 
@@ -94,7 +100,8 @@ class Stacked:
 
     def __init__(self, problems: Sequence[Any]) -> None:
         first = problems[0]
-        self._net, self._loss, self._precision = first.net, first.loss, first.precision
+        self._net = first.net.on(first.net.weights.device)  # a trial that fails may leave its module in pieces: an LSTM's
+        self._loss, self._precision = first.loss, first.precision
         self._batch = first.minibatches.size
         self._samples = _Samples(problems)
         self._device = self._net.weights.device
@@ -102,14 +109,25 @@ class Stacked:
         self._graphs: dict[int, tuple[Any, Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]] = {}
         self._pooled_next: set[int] = set()  # what the kernels learn of the network in a trial
         self._memory: Any = None  # what graphs compute in; they share it, since they run one after the other
-        self.most = min(_MOST, self._most_in_memory()) if self._on_gpu else 1 << 62
+        if self._on_gpu:
+            static = self._static(_TRIAL)
+            self.most = min(_MOST, self._most_in_memory(static))
+            self._captures = _never_waits(lambda: self._compute(*static))
+            self._warn_unless_same(*(self._compute(*static)[0] for _ in range(2)))
+        else:
+            self.most, self._captures = 1 << 62, False
+            self._compute(*self._static(1))  # a trial, for models whose gradients cannot be taken so
+        self._alone, self._one_by_one = _ALONE if self._on_gpu and not self._captures else 0, OneAtATime(problems)
 
     def __call__(
         self, x: Sequence[Tensor], which: Sequence[int], workers: Sequence[int], draws: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
+        if len(draws) <= self._alone:
+            return self._one_by_one(x, which, workers, draws)
         pieces = [piece if piece.ndim == 2 else piece[None] for piece in x]
-        if not self._on_gpu:
-            return self._compute(torch.cat(pieces), *self._samples.locate(which, workers, draws, len(draws)))
+        if not self._captures:
+            located, scales = self._samples.locate(which, workers, draws, len(draws))
+            return self._compute(torch.cat(pieces), located.to(self._device), scales.to(self._device))
         graph, models, located, scales, (gradients, losses) = self._graph(_graph_size(len(draws)))
         torch.cat(pieces, out=models[: len(draws)])
         new_located, new_scales = self._samples.locate(which, workers, draws, len(models))
@@ -126,7 +144,7 @@ class Stacked:
         with own_kernels(self._precision, self._on_gpu) as kernels, lower(self._precision, self._device):
             if kernels is not None:
                 kernels.pooled_next = self._pooled_next
-            with Attention():
+            with Attention(), Recurrent():
                 losses = vmap(self._loss_of_one)(parts, inputs, targets)
         total = (losses * scales.to(losses.dtype)).sum() if self._samples.weighted else losses.sum()
         gradients = torch.autograd.grad(total, list(parts.values()), materialize_grads=True)
@@ -158,15 +176,24 @@ class Stacked:
             self._graphs[size] = (graph, *static, out)
         return self._graphs[size]
 
-    def _most_in_memory(self, trial: int = 4) -> int:
+    def _warn_unless_same(self, first: Tensor, second: Tensor) -> None:
+        """Warn of gradients that are not the same twice."""
+        if not torch.equal(first.nan_to_num(), second.nan_to_num()):
+            warnings.warn(
+                f"this model's gradients are not the same twice on {self._device}: in some operations, such as "
+                "interpolation on its way back, torch adds up in another order each time. The same run may end with other "
+                "bits; torch.use_deterministic_algorithms(True) may help.",
+                stacklevel=4,
+            )
+
+    def _most_in_memory(self, static: tuple[Tensor, Tensor, Tensor]) -> int:
         """How many gradients at once the free memory allows, by a trial of a few."""
         gc.collect()  # graphs of earlier sweeps hold memory until they are found to be garbage
         torch.cuda.empty_cache()
-        static = self._static(trial)
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
         self._compute(*static)
-        needed = max(1, (torch.cuda.max_memory_allocated(self._device) - before) // trial)
+        needed = max(1, (torch.cuda.max_memory_allocated(self._device) - before) // _TRIAL)
         free, _ = torch.cuda.mem_get_info(self._device)
         return max(1, int(_SPARE * free) // needed)
 
@@ -180,7 +207,7 @@ class StackedModule:
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """The outputs (r, n, ...) of every run's module for the same n samples."""
-        with Attention():
+        with Attention(), Recurrent():
             outputs: Tensor = vmap(self._of_one, in_dims=(0, None))(self._parts, inputs)
         return outputs
 
@@ -230,6 +257,22 @@ def _batches(shards: Sequence[Any], runs: int) -> Iterator[tuple[list[int], list
 def _joined(parts: Sequence[tuple[int, Tensor, Tensor]]) -> tuple[list[int], Tensor, Tensor]:
     counts, inputs, targets = zip(*parts, strict=True)
     return list(counts), torch.cat(inputs), torch.cat(targets)
+
+
+def _never_waits(work: Callable[[], Any]) -> bool:
+    """Whether work on a GPU never waits for it, as a graph must not: a model may copy a number of its own there."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(action="ignore"):  # this mode, it says, does not see all that waits
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        work()
+    except RuntimeError as error:
+        if _WAITS not in str(error):
+            raise
+        return False
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    return True
 
 
 @contextmanager
