@@ -15,6 +15,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --upgrade pip # which takes half as long as that of 2023
 	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch .venv/ready
 

@@ -211,6 +211,7 @@ def test_the_buttons_of_a_picture_cover_nothing_and_captions_say_what_is_drawn(f
     )
 
 
+@pytest.mark.slow
 def test_a_page_of_two_problems_shows_one_at_a_time_and_says_which(tmp_path, open_page):
     sweeps = []
     for name, noise, metrics in (("a", 0.5, {"f1": lambda x: 0.5}), ("b", 2.0, None)):
@@ -254,7 +255,7 @@ CONTRAST = """() => {
 }"""
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_texts_and_curves_have_contrast_and_nothing_is_wider_than_a_phone(scheme, file, open_page):
     page = drawn(open_page(file, viewport={"width": 390, "height": 844}, color_scheme=scheme))
     assert page.evaluate("document.documentElement.scrollWidth") <= 390

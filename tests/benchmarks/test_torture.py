@@ -24,6 +24,8 @@ core, damage, disk, power, runs, workers = (
     importlib.import_module(f"torture_{name}") for name in ("core", "damage", "disk", "power", "runs", "workers")
 )
 
+pytestmark = pytest.mark.slow
+
 FEW = {
     "kills": 9,
     "fails": 9,

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PARTS = ("src", "tests", "docs", "benchmarks", "experiments", "CONTRIBUTING.md", "DESIGN.md", "README.md", "pyproject.toml")
 CHECKS = (
@@ -22,6 +24,7 @@ CHECKS = (
 )
 
 
+@pytest.mark.slow
 def test_a_method_is_one_file_and_one_row(tmp_path: Path) -> None:
     for part in PARTS:
         copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
