@@ -18,7 +18,7 @@ from dualdelay.engine.sharded import ShardLost
 from dualdelay.engine.slices import Elsewhere, Slices
 from dualdelay.storage import parts
 from dualdelay.workers.messages import JobRequest, Pushed, Reply
-from dualdelay.workers.ray_fleet import RayTransport, _SlicedActor
+from dualdelay.workers.ray_fleet import RayTransport, _Sliced
 from dualdelay.workers.ray_shards import _IN_ANSWER, NOT_FINITE, AtWorker, NotThere, RayShards
 from helpers import check_replay, kinds
 from real import Fragile, Wide, kill
@@ -219,7 +219,7 @@ def test_a_worker_that_dies_while_shards_read_what_it_keeps_sends_the_server_bac
 
     plan = ShardPlan(dd.DuDe(0.1, memory="workers"), 2, 0, None, "full", Slices(128, 2), torch.float32)
     shards = RayShards(ray, plan, torch.zeros(128), 1, SMALL, parts.PartFiles())
-    dead = ray.remote(num_cpus=0, concurrency_groups={"ask": 1})(_SlicedActor).remote(0, 0, None, None, 1)
+    dead = ray.remote(num_cpus=0, concurrency_groups={"ask": 1})(_Sliced).remote(0, 0, None, None, 1)
     ray.kill(dead)
     few = {"gradient": torch.zeros(1, dtype=torch.float64)}
     with pytest.raises(ShardLost, match="a worker has died while the shards of the server read what it keeps"):

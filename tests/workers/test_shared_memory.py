@@ -25,7 +25,7 @@ from dualdelay.engine.half import Half
 from dualdelay.engine.shard import ShardPlan, Store
 from dualdelay.engine.slices import Slices
 from dualdelay.workers.messages import EvaluationRequest, JobRequest
-from dualdelay.workers.ray_fleet import _SlicedActor, _WholeActor
+from dualdelay.workers.ray_fleet import _Sliced, _Whole
 from dualdelay.workers.ray_shards import NotThere, ShardActor, _Lending
 from dualdelay.workers.shared_memory import Name, Overlay, Reader, Segments
 from dualdelay.workers.worker import GONE
@@ -206,7 +206,7 @@ class Interrupted(Problem):
 def test_what_is_made_of_a_model_that_was_written_over_meanwhile_is_no_answer():
     """Only the model of a job that nobody waits for is written over, but that one at any time."""
     problem, server = Interrupted(), Segments()
-    actor = _WholeActor(0, 0, problem, Half(dd.VanillaASGD(1.0)), 1)
+    actor = _Whole(0, 0, problem, Half(dd.VanillaASGD(1.0)), 1)
     assert actor.share(server.probe()) is not None
 
     def written_over() -> None:
@@ -245,7 +245,7 @@ class Line:
 
 def test_an_evaluation_whose_model_is_gone_is_answered_so_that_its_worker_is_asked_again():
     """Otherwise the server would wait for it until the worker's time is over; and a thread of the worker for ever."""
-    actor, request = _SlicedActor(0, 0, Interrupted(), Half(dd.VanillaASGD(1.0)), 1), EvaluationRequest(0, 0, 1, None)
+    actor, request = _Sliced(0, 0, Interrupted(), Half(dd.VanillaASGD(1.0)), 1), EvaluationRequest(0, 0, 1, None)
     actor._line = Line()
     aside = threading.Thread(
         target=actor.aside, args=(request._replace(aside=True), np.ones(PAGE, np.float32)), daemon=True

@@ -37,7 +37,7 @@ async def listen(handlers: Handlers) -> tuple[str, asyncio.AbstractServer]:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            if _user_of(writer.get_extra_info("socket")) == user:
+            if user_of(writer.get_extra_info("socket")) == user:
                 while line := await reader.readline():
                     name, args, wants_answer = json.loads(line)
                     answer = await _answer(handlers[name], args)
@@ -52,7 +52,7 @@ async def listen(handlers: Handlers) -> tuple[str, asyncio.AbstractServer]:
     return address, await asyncio.start_unix_server(serve, address, limit=_LONGEST)
 
 
-def _user_of(line: socket.socket) -> int:
+def user_of(line: socket.socket) -> int:
     """Whom the process at the other end belonged to when it called, or began to listen."""
     _, user, _ = _PEER.unpack(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
     return int(user)
@@ -76,7 +76,7 @@ class LocalLine:
         except OSError as error:
             self._line.close()
             raise LineLost(f"there is nobody at {address[1:]!r}: {error}") from error
-        if _user_of(self._line) != os.geteuid():
+        if user_of(self._line) != os.geteuid():
             self._line.close()
             raise LineLost(f"whoever listens at {address[1:]!r} is another user.")
         self._answers = self._line.makefile("rb")

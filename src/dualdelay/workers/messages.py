@@ -79,6 +79,7 @@ class Ready(NamedTuple):
     samples: int | str | None = None  # how many it has, if it was asked; a text: why it cannot say
     place: str = ""  # its site and the address that it calls from, for the record; empty: a process that was started here
     probe: Any = None  # a name of what it shares, by which the server finds out whether it reaches that
+    door: str = ""  # the address at which it lets a server of its own machine in
 
 
 class Returned(NamedTuple):

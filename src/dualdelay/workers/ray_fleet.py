@@ -6,11 +6,14 @@ import copy
 import math
 import os
 import re
+import selectors
 import signal
+import socket
 import sys
 import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -34,6 +37,8 @@ from ..engine.half import Half, Kept
 from ..engine.shard import ShardPlan
 from ..engine.slices import elsewhere
 from .group import Group, Meeting, Place, joint_environment
+from .job_line import Door, ServersEnd, WorkersEnd
+from .local_line import LineLost
 from .messages import (
     INLINE,
     Died,
@@ -42,6 +47,7 @@ from .messages import (
     JobRequest,
     Notice,
     PollRequest,
+    Pushed,
     Ready,
     Reply,
     Request,
@@ -50,10 +56,10 @@ from .messages import (
     each_part,
 )
 from .output import Output
-from .ray_shards import UNTRACED, AtWorker, Files, NotThere, RayShards, ShardLine
+from .ray_shards import UNTRACED, AtWorker, Files, LentModel, NotThere, RayShards, ShardLine
 from .security import authenticates, is_loopback, own_token, require_answer, require_here, require_same_ray, require_secure
 from .settings import WorkerFleet
-from .shared_memory import Name, Overlay, Reader, Segments
+from .shared_memory import Name, Overlay, Reader, Segments, name_of
 from .transport import Transport
 from .worker import GONE, Worker
 
@@ -71,6 +77,7 @@ _NO_TOKEN = (
 _OTHER_TOKEN = "; if Ray speaks of InvalidAuthToken, RAY_AUTH_TOKEN here is not that of the cluster"
 _CHECK = 0.1  # seconds between two looks at whether Ray itself is alive
 _CHECK_LIVES = 0.5  # seconds between two looks at whether processes that are not at work are alive
+_RUNG = 4096  # bytes of bells that rang
 _ANSWER = 2.0  # seconds in which a worker says what it keeps; that needs no computation, and the server waits
 
 
@@ -141,8 +148,14 @@ class RayFleet(WorkerFleet):
         return RayTransport(self, problem, half, output)
 
 
+_JOB, _EVALUATION, _PAUSE = "job", "evaluation", "pause"  # what is said by a line
+
+
 class _Actor(Worker):
-    """A worker as a Ray actor."""
+    """A worker as a Ray actor. One that is on the server's machine is asked by a line of its own and not by calls."""
+
+    _door: Door  # where the server is let in, if it may be
+    _to_server: WorkersEnd | None = None
 
     def __init__(self, incarnation: int, worker: int, *rest: Any) -> None:
         super().__init__(worker, *rest)
@@ -161,16 +174,58 @@ class _Actor(Worker):
         import ray
 
         node, samples = ray.get_runtime_context().get_node_id(), self.samples() if count else None
-        return Ready(self._worker, self._incarnation, node, os.getpid(), environment(), samples, probe=self.share(probe))
+        ready = Ready(self._worker, self._incarnation, node, os.getpid(), environment(), samples)
+        server = Reader()
+        if probe is None or not server.reaches(probe):
+            return ready
+        self._door = Door()
+        return ready._replace(probe=self.share(server), door=self._door.address)
 
-    def share(self, probe: Name | None) -> Name | None:
-        """A name of this process's own, if that of the server's is one that it reaches."""
+    def share(self, server: Reader) -> Name | None:
+        """A name of what this process shares with the server, which is on the same machine; None if that is nothing."""
         return None
+
+    def attend(self) -> Notice | None:
+        """Do what the server asks by its line, until it says that there is something that goes by Ray.
+
+        So does an answer that cannot go by the line, which is returned.
+        """
+        try:
+            line = self._to_server = self._to_server or self._door.let_in()
+            while (asked := line.hear())[0] != _PAUSE:
+                kind, request, model = asked
+                if kind == _JOB and any(other[0] == _JOB for other in line.waiting):
+                    continue  # it was overtaken: nobody waits for it
+                answer = self._done(kind, request, each_part(model, _named))
+                if answer is not None and not line.answer(kind, answer):
+                    return answer
+        except LineLost:  # the server is gone, and has other ways to say so
+            pass
+        return None
+
+    def _done(self, kind: str, request: Sequence[Any], model: Any) -> Reply | Evaluated | None:
+        """What comes of a request that came by the line."""
+        if kind == _JOB:
+            return self.compute(JobRequest(*request), model, None)
+        worker, incarnation, number, samples, *rest = request
+        some = tuple(samples) if isinstance(samples, list) else samples
+        return self.evaluate(EvaluationRequest(worker, incarnation, number, some, *rest), model)
 
     def stay(self) -> None:
         """Never return: the call fails when the process dies, at work or not."""
         while True:
             time.sleep(3600)
+
+
+def _reply(request: Sequence[Any], value: Any, *rest: Any) -> Reply:
+    """An answer to a job that came by a line."""
+    reply = Reply(JobRequest(*request), each_part(value, _named), *rest)
+    return reply if reply.pushed is None else reply._replace(pushed=Pushed(*reply.pushed))
+
+
+def _named(part: Any) -> Any:
+    """A part of a model or a message that came by a line: a name of what is in shared memory comes as a list."""
+    return name_of(part) if isinstance(part, list) else part
 
 
 class _FirstRank(_Actor):
@@ -228,7 +283,7 @@ def _place() -> Place:
     return Place(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), environment())
 
 
-class _Whole(Worker):
+class _Whole(_Actor):
     """A worker's process that is sent whole models. On the server's machine these and its messages are in shared memory.
 
     To a request whose model is not there any more it gives no answer, since nobody waits for that.
@@ -239,12 +294,14 @@ class _Whole(Worker):
     _overlay: Overlay | None = None  # in which a model lies that is not copied
     _laid: Name | None = None  # that model
 
-    def share(self, probe: Name | None) -> Name | None:
-        self._server = Reader()
-        if probe is None or not self._server.reaches(probe):
-            return None
-        self._messages = Segments(readers=1)
+    def share(self, server: Reader) -> Name | None:
+        self._server, self._messages = server, Segments(readers=1)
         return self._messages.probe()
+
+    def _done(self, kind: str, request: Sequence[Any], model: Any) -> Reply | Evaluated | None:
+        if kind == _JOB:
+            return self.compute(JobRequest(*request), model, None, near=True)
+        return super()._done(kind, request, model)
 
     def compute(self, request: JobRequest, x: Any, held: Any, near: bool = False) -> Reply | None:
         """Do a job; whoever is near reads the message where it is."""
@@ -306,15 +363,11 @@ class _Whole(Worker):
         return copied
 
 
-class _WholeActor(_Whole, _Actor):
-    """A worker of a server in one process."""
-
-
 class _WholeFirstRank(_Whole, _FirstRank):
     """A worker of a server in one process that has several ranks."""
 
 
-class _Sliced(Worker):
+class _Sliced(_Actor):
     """A worker's process that pulls its models from the shards of the server and pushes its messages to them.
 
     While a shard is gone it gives no answer: the server notices that by itself, and it is no fault of the worker. Neither
@@ -377,10 +430,6 @@ class _Sliced(Worker):
     def write_kept(self, accepted: int, folder: Path, moment: int) -> str | None:
         """Write what this worker keeps for a checkpoint; returns the file's name."""
         return self._line.write(as_tensors(self.kept(accepted)), self._worker, folder, moment)
-
-
-class _SlicedActor(_Sliced, _Actor):
-    """A worker of a sharded server."""
 
 
 class _SlicedFirstRank(_Sliced, _FirstRank):
@@ -564,6 +613,14 @@ class RayTransport:
         self._shards: RayShards | None = None  # those of the server, if it has any
         self._segments = Segments()  # models, where workers share memory with the server
         self._near: dict[int, Reader] = {}  # those workers, and how their messages are read
+        self._lines: dict[int, ServersEnd] = {}  # to workers on this machine
+        self._attending: dict[Any, ServersEnd] = {}  # the calls in which they listen to that
+        self._selector = selectors.DefaultSelector()  # of the lines, and of one that says that a call has ended
+        self._ended: deque[Any] = deque()  # those calls
+        self._bell, self._ring = socket.socketpair()
+        self._bell.setblocking(False)
+        self._ring.setblocking(False)
+        self._selector.register(self._bell, selectors.EVENT_READ)
         self._incarnations: dict[int, int] = {}  # of the processes that were started last
         try:
             for module in MODULES.values():  # the user's files, which the workers need not have
@@ -647,7 +704,7 @@ class RayTransport:
         count = self._problem.needs_sample_counts  # its data are then built in the thread that will use them
         ask = actor.ready if count or fleet.ranks > 1 else actor.ready.options(concurrency_group="ask")
         probe = self._segments.probe() if fleet.shared_memory else None
-        self._calls[ask.remote(count, probe)] = (worker, incarnation)
+        self._await(ask.remote(count, probe), worker, incarnation)
 
     def _start_ranks(self, worker: int, incarnation: int, options: dict[str, Any]) -> Any:
         """Start all processes of a worker, near one another, and have them meet; returns the first."""
@@ -673,7 +730,7 @@ class RayTransport:
     def _make(self) -> Any:
         """What makes a worker's process."""
         alone = self._fleet.ranks == 1
-        whole, sliced = (_WholeActor, _SlicedActor) if alone else (_WholeFirstRank, _SlicedFirstRank)
+        whole, sliced = (_Whole, _Sliced) if alone else (_WholeFirstRank, _SlicedFirstRank)
         kind = whole if self._shards is None else sliced
         return self._ray.remote(concurrency_groups={"ask": 1, "aside": 1, "stay": 1}, **UNTRACED)(kind)
 
@@ -695,6 +752,7 @@ class RayTransport:
 
     def stop(self, worker: int) -> None:
         self._near.pop(worker, None)
+        self._hang_up(worker)
         actor = self._actors.pop(worker, None)
         if actor is not None:
             self._lives = {call: whose for call, whose in self._lives.items() if whose[0] != worker}
@@ -728,14 +786,103 @@ class RayTransport:
         near = request.worker in self._near
         if isinstance(model, _SharedModel):
             model = model.names if near else model.stored(self._ray)
+        name = (request.worker, request.incarnation)
+        if isinstance(request, EvaluationRequest) and request.aside:  # only one of both will have an answer
+            self._await(actor.aside.options(concurrency_group="aside").remote(request, model), *name)
+        if self._say(request, model, held):
+            return
         if isinstance(request, JobRequest):
-            call = actor.compute.remote(request, model, as_arrays(held), *([True] if near else []))
+            self._await(actor.compute.remote(request, model, as_arrays(held), *([True] if near else [])), *name)
         else:
-            call = actor.evaluate.remote(request, model)
-            if request.aside:  # only one of both will have an answer: the first waits until the job has ended
-                meanwhile = actor.aside.options(concurrency_group="aside").remote(request, model)
-                self._calls[meanwhile] = (request.worker, request.incarnation)
-        self._calls[call] = (request.worker, request.incarnation)
+            self._await(actor.evaluate.remote(request, model), *name)
+
+    def _await(self, call: Any, *whose: int) -> None:
+        """A notice will come of a call."""
+        self._calls[call] = whose
+        if self._lines:
+            self._watch(call)
+
+    # --- lines to workers on this machine ---
+
+    def _reach(self, worker: int, door: str) -> None:
+        """Have a worker whose process is new listen to a line, if it is on this machine."""
+        with suppress(LineLost):  # then everything goes by Ray
+            line = ServersEnd(door)
+            if not self._lines:
+                for call in self._calls:
+                    self._watch(call)
+            self._lines[worker] = line
+            self._selector.register(line, selectors.EVENT_READ, worker)
+            self._have_attended(worker)
+
+    def _have_attended(self, worker: int) -> None:
+        """A worker listens to its line from when it has done what it was asked by Ray."""
+        call = self._actors[worker].attend.remote()
+        self._attending[call] = self._lines[worker]
+        self._await(call, worker, self._incarnations[worker])
+
+    def _say(self, request: JobRequest | EvaluationRequest, model: Any, held: Kept | None) -> bool:
+        """Ask a worker by its line; False if it has none, or if this has to go by Ray, for which it then listens."""
+        line = self._lines.get(request.worker)
+        if line is None:
+            return False
+        kind = _JOB if isinstance(request, JobRequest) else _EVALUATION
+        try:
+            said = held is None and line.ask(kind, request, model.key if isinstance(model, LentModel) else model)
+            if not said:
+                line.ask(_PAUSE)
+        except LineLost:  # it will be known to have died
+            self._hang_up(request.worker)
+            return False
+        self._look_out(line, request.worker)
+        return said
+
+    def _look_out(self, line: ServersEnd, worker: int) -> None:
+        """Wait for what a worker says, and if something waits to be said also for room for that."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if line.is_full else 0)
+        if self._selector.get_key(line).events != events:
+            self._selector.modify(line, events, worker)
+
+    def _hang_up(self, worker: int) -> None:
+        """There is no line to a worker any more."""
+        line = self._lines.pop(worker, None)
+        if line is not None:
+            self._selector.unregister(line)
+            line.close()
+
+    def _watch(self, call: Any) -> None:
+        """Have the bell rung when a call has ended."""
+
+        def ended(_: object) -> None:
+            self._ended.append(call)
+            with suppress(OSError):  # it rings already, or nobody listens any more
+                self._ring.send(b"!")
+
+        call.future().add_done_callback(ended)
+
+    def _hear(self, seconds: float) -> None:
+        """Take what workers say by lines, and the notices of calls that have ended, after waiting so long for the first."""
+        for key, events in self._selector.select(seconds):
+            if key.fileobj is self._bell:
+                self._bell.recv(_RUNG)
+                continue
+            worker, line = key.data, self._lines.get(key.data)
+            if line is not key.fileobj:  # it was hung up just now
+                continue
+            try:
+                if events & selectors.EVENT_WRITE:
+                    line.go_on()
+                    self._look_out(line, worker)
+                for kind, answer in line.heard() if events & selectors.EVENT_READ else ():
+                    self._take(_reply(*answer) if kind == _JOB else Evaluated(*answer))
+            except LineLost:  # how its process has ended is heard from Ray
+                self._hang_up(worker)
+        while self._ended:
+            call = self._ended.popleft()
+            if call in self._calls:
+                self._read(call, self._calls)
+
+    # --- the rest ---
 
     def kept(self, accepted: Mapping[int, int]) -> dict[int, Kept | None]:
         if self._shards is None:
@@ -774,7 +921,9 @@ class RayTransport:
                 self._checked = now
                 self._require_essential()
             pause = max(0.0, until - now)
-            if self._calls:
+            if self._lines:
+                self._hear(pause)
+            elif self._calls:
                 count = 1 if timeout else len(self._calls)
                 for call in self._ray.wait(list(self._calls), num_returns=count, timeout=pause)[0]:
                     self._read(call, self._calls)
@@ -794,18 +943,27 @@ class RayTransport:
     def _read(self, call: Any, calls: dict[Any, tuple[int, ...]]) -> None:
         """Take the notice of a call that has ended, or that of a death; a request that was overtaken has none."""
         (worker, incarnation, *rank), errors = calls.pop(call), self._ray.exceptions
+        line = self._attending.pop(call, None)
         try:
             notice: Notice | None = self._ray.get(call)
         except errors.RayError as error:  # a message that is lost is sent again, and a machine that is gone is noticed
             died = isinstance(error, errors.RayActorError) and not isinstance(error, errors.ActorUnavailableError)
             notice = self._died(worker, incarnation, error, *rank) if died or calls is self._lives else None
+        if line is not None and line is self._lines.get(worker) and not isinstance(notice, Died):
+            self._have_attended(worker)
         if isinstance(notice, Ready):
             address = {node["NodeID"]: node["NodeManagerAddress"] for node in self._ray.nodes()}.get(notice.node, "")
             self._pids[f"{address} {notice.pid}"] = (worker, incarnation)
             current = incarnation == self._incarnations.get(worker)
             if current and notice.probe is not None and (reader := Reader()).reaches(notice.probe):
                 self._near[worker] = reader
-        elif isinstance(notice, Reply):
+            if current and notice.door and (self._shards is not None or worker in self._near):
+                self._reach(worker, notice.door)
+        self._take(notice)
+
+    def _take(self, notice: Notice | None) -> None:
+        """Hand a notice on."""
+        if isinstance(notice, Reply):
             notice = self._with_message(notice)
         if notice is not None:
             self._inbox.append(notice)
@@ -859,6 +1017,11 @@ class RayTransport:
         """Stop all workers, and Ray if it was started here and no other run uses it."""
         for worker in [] if self._broken else list(self._actors):
             self.stop(worker)
+        for worker in list(self._lines):
+            self._hang_up(worker)
+        self._selector.close()
+        self._bell.close()
+        self._ring.close()
         if self._shards is not None and not self._broken:
             self._shards.close()
         self._streams.remove_handler(f"dualdelay {id(self)}")

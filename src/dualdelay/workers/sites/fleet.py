@@ -34,6 +34,7 @@ from ..messages import (
     as_tensors,
 )
 from ..settings import WorkerFleet
+from ..structures import BadMessage
 from ..transport import Transport
 from . import keys, wire
 from .books import Incoming
@@ -254,8 +255,8 @@ class SiteTransport:
         try:
             kind, fields = wire.decode(incoming.data)
             if kind not in wire.FROM_SITES:
-                raise wire.BadMessage(f"a site does not send a message {kind!r}")
-        except wire.BadMessage as error:
+                raise BadMessage(f"a site does not send a message {kind!r}")
+        except BadMessage as error:
             return self._refuse(worker, f"its message cannot be read: {error}"), None
         if kind == "kept":
             return [], fields

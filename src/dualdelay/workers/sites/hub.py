@@ -26,6 +26,7 @@ from urllib.parse import parse_qsl
 
 from ...core.errors import BadInput
 from ...core.version import __version__
+from ..structures import BadMessage
 from . import keys, wire
 from .books import Bucket, Incoming, Outgoing, SiteBook, Turns, Upload
 from .status import POLICY
@@ -249,7 +250,7 @@ class Hub:
         self._answered[challenge] = time.monotonic() + _CHALLENGE
         try:
             kind, fields = wire.decode(body)
-        except wire.BadMessage as error:
+        except BadMessage as error:
             raise Refusal(400, f"the message cannot be read: {error}.") from None
         if kind != "hello" or fields["protocol"] != wire.PROTOCOL:
             raise Refusal(

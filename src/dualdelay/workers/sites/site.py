@@ -23,6 +23,7 @@ from ...core.tracebacks import cause_of
 from ...core.version import __version__
 from ...engine.half import Half
 from ..messages import EvaluationRequest, JobRequest, PollRequest, is_told
+from ..structures import BadMessage
 from ..worker import Worker
 from . import keys, wire
 from .line import Gone, Letter, Line, Lost, Refused, Session, Unknown
@@ -191,7 +192,7 @@ class Site:
                 continue
             try:
                 kind, fields = wire.decode(message)
-            except wire.BadMessage as error:
+            except BadMessage as error:
                 raise Refused(f"{self.line.url} sent what cannot be read: {error}.") from None
             if kind == "end":
                 raise Gone(str(fields["text"]))

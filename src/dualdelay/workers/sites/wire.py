@@ -16,10 +16,10 @@ import numpy as np
 
 from ...core.compression import Packed
 from ..messages import Array
+from ..structures import BadMessage, array_name, plain, structure
 
 PROTOCOL = 1
 LARGEST_STRUCTURE = 4 * 2**20  # bytes of JSON in one message
-_DEEPEST = 12  # levels of a structure
 _TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I8": "|i1", "U8": "|u1", "BOOL": "|b1"}
 _NAMES = {np.dtype(kind): name for name, kind in _TYPES.items()}
 _CONTENT = "content"
@@ -30,71 +30,13 @@ Pieces = Sequence[bytes | memoryview]
 """A message as it is sent, one piece after the other; those of arrays are the arrays' own memory."""
 
 
-class BadMessage(ValueError):
-    """Bytes that are no message, or another than was expected."""
-
-
-# --- structures ---
-
-
-def _plain(value: Any, arrays: list[Array]) -> Any:
-    """A structure for JSON; arrays are collected and named by their places."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, np.ndarray):
-        arrays.append(value)
-        return {"array": len(arrays) - 1}
-    if isinstance(value, Packed):
-        return {"packed": [value.length, *(_plain(np.asarray(part), arrays) for part in value.parts)]}
-    if isinstance(value, Mapping):
-        return {"dict": {str(key): _plain(part, arrays) for key, part in value.items()}}
-    if isinstance(value, (list, tuple)):
-        return [_plain(part, arrays) for part in value]
-    if isinstance(value, np.generic):
-        return value.item()
-    raise TypeError(f"a {type(value).__name__} cannot travel")
-
-
-def _structure(value: Any, arrays: Mapping[str, Array], depth: int = 0) -> Any:
-    """The inverse of ``_plain``; refuses what that would not write."""
-    if depth > _DEEPEST:
-        raise BadMessage("a structure is too deep")
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, list):
-        return [_structure(part, arrays, depth + 1) for part in value]
-    kind, inside = next(iter(value.items())) if isinstance(value, dict) and len(value) == 1 else ("", None)
-    if kind == "array" and type(inside) is int and f"t{inside}" in arrays:
-        return arrays[f"t{inside}"]
-    if kind == "dict" and isinstance(inside, dict):
-        return {key: _structure(part, arrays, depth + 1) for key, part in inside.items()}
-    if kind == "packed" and isinstance(inside, list) and len(inside) == 3:
-        length, *parts = (_structure(part, arrays, depth + 1) for part in inside)
-        return _packed(length, parts)
-    raise BadMessage("a structure has an unknown part")
-
-
-def _packed(length: Any, parts: Sequence[Any]) -> Packed:
-    """A vector made small, if it can be unpacked without surprises: in range, finite in number, of the types we use."""
-    first, second = parts
-    good = type(length) is int and 0 <= length < 2**40 and all(isinstance(part, np.ndarray) for part in parts)
-    if good and first.dtype == np.int8:
-        good = first.shape == (length,) and second.shape == (1,)
-    elif good:
-        good = first.dtype == np.int32 and first.ndim == 1 and first.shape == second.shape and len(first) <= length
-        good = good and (not len(first) or (int(first.min()) >= 0 and int(first.max()) < length))
-    if not good or second.dtype.kind != "f":
-        raise BadMessage("a vector that was made small is none")
-    return Packed(length, (first, second))
-
-
 # --- bytes ---
 
 
 def encode(kind: str, fields: Mapping[str, Any]) -> list[bytes | memoryview]:
     """A message in pieces."""
     arrays: list[Array] = []
-    text = json.dumps({"kind": kind, "fields": {name: _plain(value, arrays) for name, value in fields.items()}}).encode()
+    text = json.dumps({"kind": kind, "fields": {name: plain(value, arrays) for name, value in fields.items()}}).encode()
     text += b" " * (-len(text) % 8)
     header: dict[str, Any] = {_CONTENT: {"dtype": "U8", "shape": [len(text)], "data_offsets": [0, len(text)]}}
     pieces: list[bytes | memoryview] = []
@@ -104,7 +46,7 @@ def encode(kind: str, fields: Mapping[str, Any]) -> list[bytes | memoryview]:
         array = np.ascontiguousarray(arrays[k])
         if array.dtype not in _NAMES:
             raise TypeError(f"an array of {array.dtype} cannot travel")
-        header[f"t{k}"] = {
+        header[array_name(k)] = {
             "dtype": _NAMES[array.dtype],
             "shape": list(arrays[k].shape),
             "data_offsets": [end, end + array.nbytes],
@@ -190,7 +132,7 @@ def decode(data: bytes | bytearray | memoryview) -> tuple[str, dict[str, Any]]:
         kind, fields = message["kind"], message["fields"]
         if message.keys() != {"kind", "fields"} or not isinstance(kind, str) or not isinstance(fields, dict):
             raise BadMessage("it has no kind")
-        decoded = {name: _structure(value, arrays) for name, value in fields.items()}
+        decoded = {name: structure(value, arrays) for name, value in fields.items()}
     except BadMessage:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, MemoryError, OverflowError):
