@@ -56,6 +56,12 @@ def test_a_case_by_hand() -> None:
     assert found.processes[-1].peak == pytest.approx(1e8 + 1e7 * (4 + 4 + 4 + 8))  # and two messages in shared memory
 
 
+def test_what_travels_in_the_request_costs_a_request_of_that_machine_or_one_of_several() -> None:
+    here, apart = (cost(Plan(1e3, 4, machines=machines), DUDE, MACHINE).server.seconds for machines in (1, None))
+    assert here == pytest.approx(0.0015 + (4 + 4 + 40) * 1e3 / SPEED, rel=1e-3)
+    assert apart == pytest.approx(0.001 + (4 + 4 + 40) * 1e3 / SPEED, rel=1e-3)
+
+
 def test_a_case_of_several_machines_by_hand() -> None:
     """The same with a machine for each process: vectors go through Ray's object store, and are freed after a second."""
     found = cost(Plan(1e7, 4), DUDE, MACHINE)

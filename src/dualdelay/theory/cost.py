@@ -211,7 +211,7 @@ def _load(plan: Plan, method: Footprint, machine: Machine, beside: float) -> _Lo
     moved = passes * d / speed + summed + puts * put + (0.0 if plan.shards else a * checked)
     copies = (read + method.job * plan.weights) / speed + up * put + (checked if plan.shards else 0.0)
     if not plan.shards:
-        message = (machine.shared if plan.shared else machine.large) if stored else machine.small
+        message = machine.shared if plan.shared else machine.large if stored else machine.small
         waited = message.round_trip - message.server - message.worker
         return _Load(a * message.server + moved, 0.0, message.worker + copies, a * message.between, waited)
     head, each, pieces = machine.headed, machine.sliced, math.ceil(max(down, up) / parts / PIECE)

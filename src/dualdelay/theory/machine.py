@@ -84,7 +84,7 @@ class Machine:
     sliced: Message
     """What each shard adds to such a job, in its own process, the worker's and Ray's; and to the time that a job takes."""
     shared: Message
-    """A job whose model and answer are in memory that processes of one machine share."""
+    """A job of processes on one machine, whose model and answer are in memory that they share."""
     shared_headed: Message
     """The same as ``headed``, on one machine."""
     shared_sliced: Message
