@@ -58,8 +58,8 @@ def test_a_case_by_hand() -> None:
 
 def test_what_travels_in_the_request_costs_a_request_of_that_machine_or_one_of_several() -> None:
     here, apart = (cost(Plan(1e3, 4, machines=machines), DUDE, MACHINE).server.seconds for machines in (1, None))
-    assert here == pytest.approx(0.0015 + (4 + 4 + 40) * 1e3 / SPEED, rel=1e-3)
-    assert apart == pytest.approx(0.001 + (4 + 4 + 40) * 1e3 / SPEED, rel=1e-3)
+    assert here == pytest.approx(0.0015 + (4 + 4 + 40) * 1e3 / SPEED, rel=0.01)
+    assert apart == pytest.approx(0.001 + (4 + 4 + 40) * 1e3 / SPEED, rel=0.01)
 
 
 def test_a_case_of_several_machines_by_hand() -> None:
