@@ -205,9 +205,9 @@ class Interrupted(Problem):
 
 def test_what_is_made_of_a_model_that_was_written_over_meanwhile_is_no_answer():
     """Only the model of a job that nobody waits for is written over, but that one at any time."""
-    problem, server = Interrupted(), Segments()
+    problem, server, reader = Interrupted(), Segments(), Reader()
     actor = _Whole(0, 0, problem, Half(dd.VanillaASGD(1.0)), 1)
-    assert actor.share(server.probe()) is not None
+    assert reader.reaches(server.probe()) and actor.share(reader) is not None
 
     def written_over() -> None:
         nonlocal lent
