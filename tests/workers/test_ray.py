@@ -3,6 +3,7 @@
 What the server decides is tested on virtual time: test_train.py, test_faults.py, test_coordinator.py.
 """
 
+import socket
 import time
 from dataclasses import dataclass, field
 
@@ -96,6 +97,53 @@ def test_large_vectors_are_shared_on_one_machine_and_stored_for_others_with_the_
     else:
         assert set(fleet.places) == {None}
     check_replay(run, tmp_path / "run", problem)
+
+
+@dataclass(frozen=True)
+class SeenFleet(dd.RayFleet):
+    transports: list = field(default_factory=list, kw_only=True)
+
+    def connect(self, problem, half, output, about):
+        self.transports.append(super().connect(problem, half, output, about))
+        return self.transports[-1]
+
+
+def test_workers_here_are_asked_by_lines_and_by_ray_once_these_fail_with_the_same_bits(tmp_path, caplog):
+    """Models travel as small differences; a line has no room for a while, is cut, fails at its worker, carries no more."""
+    fleet, seen = SeenFleet(cpus=0.1, faults=dd.FaultPolicy(resend=0.3)), []
+
+    def strike(state, arrival):
+        lines = fleet.transports[0]._lines
+        seen.append(sorted(lines))
+        if state.version == 5:
+            send = lines[0]._send
+            lines[0]._send = lambda packet: (setattr(lines[0], "_send", send), send_no_more())
+        elif state.version == 10:
+            lines[0]._line.shutdown(socket.SHUT_RDWR)
+        elif state.version == 15:
+            lines[1].ask("nonsense")
+        elif state.version == 20:
+            packed = lines[2]._packed
+            lines[2]._packed = lambda message: None if message[0] is not None else packed(message)
+
+    def send_no_more():
+        seen.append("full")
+        raise BlockingIOError
+
+    run = dd.train(
+        dd.DuDe(lr=2.0**-6),
+        Wide(workers=3),
+        fleet,
+        updates=60,
+        server=dd.Server(downlink="int8"),
+        watch=[strike],
+        folder=tmp_path / "run",
+    )
+    assert run.version == 60 and kinds(run) == []
+    assert "full" in seen and [lines for lines in seen if lines != "full"][::59] == [[0, 1, 2], []]
+    [said] = [text for record in caplog.records if "calls of Ray's" in (text := record.getMessage())]
+    assert said.startswith("worker 1 is asked by calls of Ray's from now on, for its line failed: AttributeError: 'str'")
+    check_replay(run, tmp_path / "run", Wide(workers=3))
 
 
 def test_data_are_built_in_the_worker_alone_and_evaluated_there(tmp_path):

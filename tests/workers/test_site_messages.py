@@ -16,7 +16,11 @@ from hypothesis import strategies as st
 
 import dualdelay as dd
 from dualdelay.core.compression import Packed
+from dualdelay.engine.half import Half
+from dualdelay.workers.messages import Evaluated, EvaluationRequest, JobRequest, Reply
 from dualdelay.workers.sites import keys, wire
+from dualdelay.workers.sites import site as sites
+from dualdelay.workers.worker import Worker
 
 REQUEST = [0, 1, 2, 3, 4, -1, 0.0, 1, False, False, 0, 0]
 REPLY = {
@@ -116,6 +120,26 @@ def test_what_cannot_travel_is_refused_where_it_is_sent() -> None:
         wire.encode("kept", {"question": 1, "held": {"a": {1, 2}}})
     with pytest.raises(TypeError, match="complex128 cannot travel"):
         wire.encode("kept", {"question": 1, "held": np.ones(2, complex)})
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_a_site_whose_answer_cannot_travel_says_that_instead_and_goes_on(tells: bool, tmp_path: Path) -> None:
+    class Odd(Worker):
+        def compute(self, request: JobRequest, x: Any, held: Any) -> Reply:
+            return Reply(request, {"a": np.ones(2, complex)}, True, 0.5, 0.1)
+
+        def evaluate(self, request: EvaluationRequest, x: Any) -> Evaluated:
+            return Evaluated(0, 1, 2, {"loss": 0.5, "words": {1, 2}})
+
+    keys.enroll("a", tmp_path / "sites.txt", tmp_path / "a.key", days=1)
+    site = sites.Site("http://127.0.0.1:1", "a", tmp_path / "a.key", lambda run: None, tell_errors=tells)
+    site._worker, site._number, site._incarnation = Odd(0, dd.Quadratic([[1.0]]), Half(dd.DuDe(lr=0.1)), 1), 0, 1
+    site._job({"request": REQUEST, "model": None, "held": None})
+    site._evaluate(EvaluationRequest(0, 1, 2, None), None)
+    (_, reply), (_, evaluated) = (wire.decode(bytearray(b"".join(site._outbox.get()._pieces))) for _ in range(2))
+    why = ("complex128 cannot travel", "a set cannot travel") if tells else ("TypeError (its text stays",) * 2
+    assert reply["request"] == REQUEST and why[0] in reply["error"] and not reply["keeps"] and reply["value"].shape == (0,)
+    assert (evaluated["incarnation"], evaluated["evaluation"]) == (1, 2) and why[1] in evaluated["part"]
 
 
 # --- keys ---

@@ -37,7 +37,7 @@ async def listen(handlers: Handlers) -> tuple[str, asyncio.AbstractServer]:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            if user_of(writer.get_extra_info("socket")) == user:
+            if _is_known(writer.get_extra_info("socket"), user):
                 while line := await reader.readline():
                     name, args, wants_answer = json.loads(line)
                     answer = await _answer(handlers[name], args)
@@ -52,10 +52,19 @@ async def listen(handlers: Handlers) -> tuple[str, asyncio.AbstractServer]:
     return address, await asyncio.start_unix_server(serve, address, limit=_LONGEST)
 
 
-def user_of(line: socket.socket) -> int:
-    """Whom the process at the other end belonged to when it called, or began to listen."""
-    _, user, _ = _PEER.unpack(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-    return int(user)
+def caller_of(line: socket.socket) -> tuple[int, int]:
+    """The process at the other end, 0 if it is in a container into which this one does not see, and its user.
+
+    As they were when it called, or began to listen.
+    """
+    process, user, _ = _PEER.unpack(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    return process, user
+
+
+def _is_known(line: socket.socket, user: int) -> bool:
+    """Whether a process of this user is at the other end, and one that can be seen from here."""
+    process, other = caller_of(line)
+    return process > 0 and other == user
 
 
 async def _answer(handler: Callable[..., Awaitable[Any]], args: list[Any]) -> tuple[bool, Any]:
@@ -71,12 +80,13 @@ class LocalLine:
 
     def __init__(self, address: str) -> None:
         self._line = socket.socket(socket.AF_UNIX)
+        self._line.settimeout(None)  # whatever a user's code makes the default
         try:
             self._line.connect(address)
         except OSError as error:
             self._line.close()
             raise LineLost(f"there is nobody at {address[1:]!r}: {error}") from error
-        if user_of(self._line) != os.geteuid():
+        if not _is_known(self._line, os.geteuid()):
             self._line.close()
             raise LineLost(f"whoever listens at {address[1:]!r} is another user.")
         self._answers = self._line.makefile("rb")

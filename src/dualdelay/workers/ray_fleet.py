@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import os
 import re
@@ -47,7 +48,6 @@ from .messages import (
     JobRequest,
     Notice,
     PollRequest,
-    Pushed,
     Ready,
     Reply,
     Request,
@@ -59,9 +59,11 @@ from .output import Output
 from .ray_shards import UNTRACED, AtWorker, Files, LentModel, NotThere, RayShards, ShardLine
 from .security import authenticates, is_loopback, own_token, require_answer, require_here, require_same_ray, require_secure
 from .settings import WorkerFleet
-from .shared_memory import Name, Overlay, Reader, Segments, name_of
+from .shared_memory import Name, Overlay, Reader, Segments
 from .transport import Transport
 from .worker import GONE, Worker
+
+log = logging.getLogger("dualdelay")
 
 _MOST_PROCESSORS = 1e6
 _MOST_RANKS = 10_000
@@ -77,7 +79,8 @@ _NO_TOKEN = (
 _OTHER_TOKEN = "; if Ray speaks of InvalidAuthToken, RAY_AUTH_TOKEN here is not that of the cluster"
 _CHECK = 0.1  # seconds between two looks at whether Ray itself is alive
 _CHECK_LIVES = 0.5  # seconds between two looks at whether processes that are not at work are alive
-_RUNG = 4096  # bytes of bells that rang
+_RINGS = 4096  # of the bell that are taken at once
+_REFUSED = 3  # requests in a row that a line could not carry, after which a worker is asked by Ray alone
 _ANSWER = 2.0  # seconds in which a worker says what it keeps; that needs no computation, and the server waits
 
 
@@ -148,9 +151,6 @@ class RayFleet(WorkerFleet):
         return RayTransport(self, problem, half, output)
 
 
-_JOB, _EVALUATION, _PAUSE = "job", "evaluation", "pause"  # what is said by a line
-
-
 class _Actor(Worker):
     """A worker as a Ray actor. One that is on the server's machine is asked by a line of its own and not by calls."""
 
@@ -178,38 +178,38 @@ class _Actor(Worker):
         server = Reader()
         if probe is None or not server.reaches(probe):
             return ready
-        self._door = Door()
-        return ready._replace(probe=self.share(server), door=self._door.address)
+        ready = ready._replace(probe=self.share(server))
+        with suppress(OSError):  # where there are no such sockets, or no more of them, the server goes on asking by Ray
+            self._door = Door(probe.pid)
+            ready = ready._replace(door=self._door.address)
+        return ready
 
     def share(self, server: Reader) -> Name | None:
         """A name of what this process shares with the server, which is on the same machine; None if that is nothing."""
         return None
 
-    def attend(self) -> Notice | None:
-        """Do what the server asks by its line, until it says that there is something that goes by Ray.
+    def attend(self) -> Reply | Evaluated | None:
+        """Do what the server asks by its line, until it says that something else goes by Ray, or is gone.
 
-        So does an answer that cannot go by the line, which is returned.
+        An answer that cannot go by the line ends this, too: it is returned.
         """
+        line = self._to_server = self._to_server or self._door.let_in()
+        answer: Reply | Evaluated | None = None
         try:
-            line = self._to_server = self._to_server or self._door.let_in()
-            while (asked := line.hear())[0] != _PAUSE:
-                kind, request, model = asked
-                if kind == _JOB and any(other[0] == _JOB for other in line.waiting):
-                    continue  # it was overtaken: nobody waits for it
-                answer = self._done(kind, request, each_part(model, _named))
-                if answer is not None and not line.answer(kind, answer):
-                    return answer
-        except LineLost:  # the server is gone, and has other ways to say so
+            while (request_and_model := line.hear())[0] is not None:
+                request, model = request_and_model
+                if not any(_overtakes(later, request) for later, _ in line.waiting):  # or else nobody waits for it
+                    answer = self.answer(request, model)
+                if answer is not None and not line.answer(answer):
+                    break
+                answer = None
+        except LineLost:
             pass
-        return None
+        return answer
 
-    def _done(self, kind: str, request: Sequence[Any], model: Any) -> Reply | Evaluated | None:
+    def answer(self, request: JobRequest | EvaluationRequest, model: Any) -> Reply | Evaluated | None:
         """What comes of a request that came by the line."""
-        if kind == _JOB:
-            return self.compute(JobRequest(*request), model, None)
-        worker, incarnation, number, samples, *rest = request
-        some = tuple(samples) if isinstance(samples, list) else samples
-        return self.evaluate(EvaluationRequest(worker, incarnation, number, some, *rest), model)
+        return self.compute(request, model, None) if isinstance(request, JobRequest) else self.evaluate(request, model)
 
     def stay(self) -> None:
         """Never return: the call fails when the process dies, at work or not."""
@@ -217,15 +217,9 @@ class _Actor(Worker):
             time.sleep(3600)
 
 
-def _reply(request: Sequence[Any], value: Any, *rest: Any) -> Reply:
-    """An answer to a job that came by a line."""
-    reply = Reply(JobRequest(*request), each_part(value, _named), *rest)
-    return reply if reply.pushed is None else reply._replace(pushed=Pushed(*reply.pushed))
-
-
-def _named(part: Any) -> Any:
-    """A part of a model or a message that came by a line: a name of what is in shared memory comes as a list."""
-    return name_of(part) if isinstance(part, list) else part
+def _overtakes(later: Any, request: Any) -> bool:
+    """Whether nobody waits for an answer to a request any more, since another one came later."""
+    return isinstance(later, JobRequest) and isinstance(request, JobRequest) and later.sequence > request.sequence
 
 
 class _FirstRank(_Actor):
@@ -298,10 +292,10 @@ class _Whole(_Actor):
         self._server, self._messages = server, Segments(readers=1)
         return self._messages.probe()
 
-    def _done(self, kind: str, request: Sequence[Any], model: Any) -> Reply | Evaluated | None:
-        if kind == _JOB:
-            return self.compute(JobRequest(*request), model, None, near=True)
-        return super()._done(kind, request, model)
+    def answer(self, request: JobRequest | EvaluationRequest, model: Any) -> Reply | Evaluated | None:
+        if isinstance(request, JobRequest):
+            return self.compute(request, model, None, near=True)
+        return super().answer(request, model)
 
     def compute(self, request: JobRequest, x: Any, held: Any, near: bool = False) -> Reply | None:
         """Do a job; whoever is near reads the message where it is."""
@@ -804,19 +798,19 @@ class RayTransport:
 
     # --- lines to workers on this machine ---
 
-    def _reach(self, worker: int, door: str) -> None:
+    def _reach(self, ready: Ready) -> None:
         """Have a worker whose process is new listen to a line, if it is on this machine."""
         with suppress(LineLost):  # then everything goes by Ray
-            line = ServersEnd(door)
+            line = ServersEnd(ready.door, ready.pid)
             if not self._lines:
                 for call in self._calls:
                     self._watch(call)
-            self._lines[worker] = line
-            self._selector.register(line, selectors.EVENT_READ, worker)
-            self._have_attended(worker)
+            self._lines[ready.worker] = line
+            self._selector.register(line, selectors.EVENT_READ, ready.worker)
+            self._have_attend(ready.worker)
 
-    def _have_attended(self, worker: int) -> None:
-        """A worker listens to its line from when it has done what it was asked by Ray."""
+    def _have_attend(self, worker: int) -> None:
+        """Have a worker listen to its line, as soon as it has done what it was asked by Ray."""
         call = self._actors[worker].attend.remote()
         self._attending[call] = self._lines[worker]
         self._await(call, worker, self._incarnations[worker])
@@ -826,12 +820,14 @@ class RayTransport:
         line = self._lines.get(request.worker)
         if line is None:
             return False
-        kind = _JOB if isinstance(request, JobRequest) else _EVALUATION
         try:
-            said = held is None and line.ask(kind, request, model.key if isinstance(model, LentModel) else model)
+            said = held is None and line.ask(request, model.key if isinstance(model, LentModel) else model)
             if not said:
-                line.ask(_PAUSE)
+                line.ask(None)
         except LineLost:  # it will be known to have died
+            self._hang_up(request.worker)
+            return False
+        if line.refused >= _REFUSED:  # so will the next be
             self._hang_up(request.worker)
             return False
         self._look_out(line, request.worker)
@@ -847,6 +843,9 @@ class RayTransport:
         """There is no line to a worker any more."""
         line = self._lines.pop(worker, None)
         if line is not None:
+            with suppress(LineLost):
+                for answer in line.heard():
+                    self._take(answer)
             self._selector.unregister(line)
             line.close()
 
@@ -864,7 +863,7 @@ class RayTransport:
         """Take what workers say by lines, and the notices of calls that have ended, after waiting so long for the first."""
         for key, events in self._selector.select(seconds):
             if key.fileobj is self._bell:
-                self._bell.recv(_RUNG)
+                self._bell.recv(_RINGS)
                 continue
             worker, line = key.data, self._lines.get(key.data)
             if line is not key.fileobj:  # it was hung up just now
@@ -873,8 +872,8 @@ class RayTransport:
                 if events & selectors.EVENT_WRITE:
                     line.go_on()
                     self._look_out(line, worker)
-                for kind, answer in line.heard() if events & selectors.EVENT_READ else ():
-                    self._take(_reply(*answer) if kind == _JOB else Evaluated(*answer))
+                for answer in line.heard() if events & selectors.EVENT_READ else ():
+                    self._take(answer)
             except LineLost:  # how its process has ended is heard from Ray
                 self._hang_up(worker)
         while self._ended:
@@ -943,22 +942,28 @@ class RayTransport:
     def _read(self, call: Any, calls: dict[Any, tuple[int, ...]]) -> None:
         """Take the notice of a call that has ended, or that of a death; a request that was overtaken has none."""
         (worker, incarnation, *rank), errors = calls.pop(call), self._ray.exceptions
-        line = self._attending.pop(call, None)
+        line, failed = self._attending.pop(call, None), ""
         try:
             notice: Notice | None = self._ray.get(call)
         except errors.RayError as error:  # a message that is lost is sent again, and a machine that is gone is noticed
             died = isinstance(error, errors.RayActorError) and not isinstance(error, errors.ActorUnavailableError)
             notice = self._died(worker, incarnation, error, *rank) if died or calls is self._lives else None
-        if line is not None and line is self._lines.get(worker) and not isinstance(notice, Died):
-            self._have_attended(worker)
+            failed = cause_of(str(error))
+        if line is not None and line is self._lines.get(worker):
+            if not failed:
+                self._have_attend(worker)
+            else:
+                self._hang_up(worker)
+            if failed and notice is None:
+                log.warning("worker %d is asked by calls of Ray's from now on, for its line failed: %s", worker, failed)
         if isinstance(notice, Ready):
             address = {node["NodeID"]: node["NodeManagerAddress"] for node in self._ray.nodes()}.get(notice.node, "")
             self._pids[f"{address} {notice.pid}"] = (worker, incarnation)
-            current = incarnation == self._incarnations.get(worker)
+            current = worker in self._actors and incarnation == self._incarnations[worker]
             if current and notice.probe is not None and (reader := Reader()).reaches(notice.probe):
                 self._near[worker] = reader
             if current and notice.door and (self._shards is not None or worker in self._near):
-                self._reach(worker, notice.door)
+                self._reach(notice)
         self._take(notice)
 
     def _take(self, notice: Notice | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import queue
 import random
@@ -16,13 +17,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ...core import Problem
 from ...core.environment import environment
 from ...core.errors import BadInput, DualDelayError
-from ...core.tracebacks import cause_of
+from ...core.tracebacks import cause_of, told
 from ...core.version import __version__
 from ...engine.half import Half
-from ..messages import EvaluationRequest, JobRequest, PollRequest, is_told
+from ..messages import EvaluationRequest, JobRequest, PollRequest, Reply, is_told
 from ..structures import BadMessage
 from ..worker import Worker
 from . import keys, wire
@@ -268,10 +271,17 @@ class Site:
         if self._worker is None or request.incarnation != self._incarnation:
             return
         reply = self._worker.compute(request, fields["model"], fields["held"])
-        if reply is not None:
-            content = reply._replace(error=self._told_of(reply.error))._asdict()
-            del content["pushed"]  # a site's message goes to the server, which has no shards
-            self._post("reply", {**content, "request": list(reply.request)})
+        if reply is None:
+            return
+        try:
+            self._reply(reply)
+        except TypeError as error:
+            self._reply(Reply(reply.request, np.empty(0), False, math.nan, reply.seconds, told(error)))
+
+    def _reply(self, reply: Reply) -> None:
+        content = reply._replace(error=self._told_of(reply.error))._asdict()
+        del content["pushed"]  # a site's message goes to the server, which has no shards
+        self._post("reply", {**content, "request": list(reply.request)})
 
     def _told_of(self, error: str) -> str:
         """What the server is told of an exception: its kind, for its text may quote data; all of it is in this log."""
@@ -292,12 +302,13 @@ class Site:
         self._evaluated(request, worker.aside(request, model))
 
     def _evaluated(self, request: EvaluationRequest, evaluated: Any) -> None:
-        if evaluated is not None and isinstance(evaluated.part, str):
-            evaluated = evaluated._replace(part=self._told_of(evaluated.part))
-        if evaluated is not None:
-            self._post(
-                "evaluated", {**dict(zip(("incarnation", "evaluation"), request[1:3], strict=True)), "part": evaluated.part}
-            )
+        if evaluated is None:
+            return
+        part, name = evaluated.part, {"incarnation": request.incarnation, "evaluation": request.evaluation}
+        try:
+            self._post("evaluated", {**name, "part": self._told_of(part) if isinstance(part, str) else part})
+        except TypeError as error:  # it holds what cannot travel
+            self._post("evaluated", {**name, "part": self._told_of(told(error))})
 
     # --- what the site sends ---
 
