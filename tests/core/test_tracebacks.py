@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,6 +60,24 @@ def test_causes_are_told_too() -> None:
 
     text = told(raised(twice))
     assert "and row 4" in text and "direct cause" in text and cause_of(text) == "RuntimeError: no data"
+
+
+def test_what_repeats_itself_is_several_or_has_no_file_is_told_by_its_cause(tmp_path: Path) -> None:
+    def endless() -> None:
+        endless()
+
+    assert cause_of(told(raised(endless))).startswith("RecursionError: maximum recursion depth exceeded")
+
+    def several() -> None:
+        raise ExceptionGroup("two sites", [ValueError("one"), KeyError("two")])
+
+    assert cause_of(told(raised(several))) == "ExceptionGroup: two sites (2 sub-exceptions)"
+    code = compile("def own():\n    torch.ones(2) + torch.ones(3)", "<string>", "exec")
+    names: dict[str, Any] = {"torch": torch}
+    exec(code, names)  # as of python -c
+    text = told(raised(names["own"]))
+    assert 'File "<string>", line 2, in own' in text and cause_of(text).startswith("RuntimeError: The size of tensor")
+    assert cause_of(told(raised(lambda: dd.DuDe(lr=-1.0)))).startswith("BadInput: lr is -1.0")
 
 
 def test_bad_input_is_told_from_what_another_try_might_mend() -> None:

@@ -136,21 +136,35 @@ def test_the_same_traceback_is_told_once_and_the_next_times_in_one_line(tmp_path
 
 
 class Unfit(dd.Quadratic):
-    """Worker 1's data are not what a gradient takes."""
+    """Of worker 1's data some draws are not what a gradient takes."""
+
+    unfit = range(1000)
 
     def gradient(self, x, worker, draw):
-        if worker == 1:
+        if worker == 1 and draw in self.unfit:
             raise dd.BadInput("targets have 3 columns; expected 2")
         return super().gradient(x, worker, draw)
 
 
-def test_bad_input_is_not_tried_again_and_a_worker_that_gave_nothing_is_named_at_the_end(tmp_path):
-    run = dd.train(DUDE(), Unfit(TRIO), fleet_of(retries=2), updates=60, folder=tmp_path / "run")
-    assert kinds(run, 1) == ["failed", "left"]
-    assert "targets have 3 columns; expected 2" in run.trace.events[-1]["text"]
+def test_bad_input_is_tried_once_more_and_a_worker_that_gave_nothing_is_named_at_the_end(tmp_path):
+    run = dd.train(DUDE(), Unfit(TRIO), fleet_of(retries=5), updates=60, folder=tmp_path / "run")
+    assert kinds(run, 1) == ["failed", "failed", "left"]
+    assert run.trace.events[-1]["text"] == (
+        "no gradient can be computed from its data: BadInput: targets have 3 columns; expected 2"
+    )
     assert "worker 1: the model has learnt nothing from its data" in run.notes
     assert dd.load(tmp_path / "run").notes == run.notes
     assert not any("learnt nothing" in note for note in dd.train(DUDE(), dd.Quadratic(TRIO), fleet_of(), updates=9).notes)
+
+
+@pytest.mark.parametrize("unfit", [{0}, {5, 6, 12, 13, 14}], ids=["the first", "some"])
+def test_a_worker_with_a_few_bad_samples_stays(unfit, tmp_path):
+    problem = Unfit(TRIO)
+    problem.unfit = unfit
+    run = dd.train(DUDE(), problem, fleet_of(retries=3), updates=120, folder=tmp_path / "run")
+    assert kinds(run, 1) == ["failed"] * len(unfit) and run.state.n == 3
+    problem.unfit = set()
+    check_replay(run, tmp_path / "run", problem)
 
 
 class Malformed(dd.Quadratic):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import traceback
 from pathlib import Path
 
@@ -11,10 +12,12 @@ import torch
 from .errors import shortened
 
 _FOLDERS = (Path(__file__).parents[1], Path(torch.__file__).parent)
-_OURS = ("<string>", *(f"{folder}/" for folder in _FOLDERS))  # and the constructors of dataclasses
+_OURS = tuple(f"{folder}/" for folder in _FOLDERS)
 _BEGIN = "Traceback (most recent call last):"
 _LONGEST = 600
-_BAD_INPUT = "dualdelay.core.errors.BadInput"
+_HOME = "dualdelay.core.errors."  # of our own exceptions, which need no address
+
+_GROUP = re.compile(r"^ *\| ([\w.]*ExceptionGroup: .*)", re.MULTILINE)  # what several exceptions together are told as
 
 
 def told(error: BaseException) -> str:
@@ -22,7 +25,7 @@ def told(error: BaseException) -> str:
     whole = traceback.TracebackException.from_exception(error)
     part: traceback.TracebackException | None = whole
     while part is not None:
-        others = [not call.filename.startswith(_OURS) for call in part.stack]
+        others = [not _is_ours(call) for call in part.stack]
         if any(others):
             others[-1] = True
             part.stack = traceback.StackSummary.from_list(list(itertools.compress(part.stack, others)))
@@ -30,18 +33,26 @@ def told(error: BaseException) -> str:
     return "".join(whole.format())
 
 
+def _is_ours(call: traceback.FrameSummary) -> bool:
+    """Whether a call is within this package, torch, or the constructor of a dataclass."""
+    return call.filename.startswith(_OURS) or (call.filename, call.name) == ("<string>", "__init__")
+
+
 def cause_of(text: str) -> str:
     """What a traceback ends with, in one line: the exception and what was added to it; of any other text the last line."""
     lines = text.strip().splitlines()
     begin = len(lines) - 1
+    if grouped := _GROUP.search(text):
+        return shortened(grouped[1], _LONGEST)
     calls = [number for number, line in enumerate(lines) if line.startswith('  File "')]
     if _BEGIN in lines and calls:
         begin = calls[-1] + 1
-        while lines[begin : begin + 1] and lines[begin].startswith("    "):  # the code of the call
+        while lines[begin : begin + 1] and lines[begin].startswith(("    ", "  [Previous line")):  # the code of the call
             begin += 1
-    return shortened(" ".join(" ".join(lines[max(begin, 0) :]).split()), _LONGEST) or "nothing"
+    cause = " ".join(" ".join(lines[max(begin, 0) :]).split()).removeprefix(_HOME)
+    return shortened(cause, _LONGEST) or "nothing"
 
 
 def is_bad_input(text: str) -> bool:
-    """Whether a traceback ends with bad input, so that another try would end with it, too."""
-    return cause_of(text).startswith(_BAD_INPUT)
+    """Whether a traceback ends with bad input."""
+    return cause_of(text).startswith("BadInput")

@@ -60,6 +60,7 @@ _GRADIENTS_PER_PIECE = 16  # gradients' worth of samples that a worker evaluates
 _NAMED = 20  # workers that one line names
 _DIFFERENCES = 8  # of models for one worker that are kept, in case that it has not had the last ones
 _NOT_THERE = (Status.STARTING, Status.OVERDUE)
+_BAD_INPUTS = 2  # first jobs of a worker, of different samples, after which bad input is not that of a few bad samples
 _ASKED = "it was asked to"  # as in engine.result.PLANNED: nothing is wrong with such a worker
 
 
@@ -530,7 +531,7 @@ class Coordinator(Fleet):
         record.reply = reply = checked(reply, request)
         record.has = request.serial if not reply.error else 0
         if not reply.error or reply.refused:
-            self._heard_gradient = True
+            self._heard_gradient = record.has_delivered = True
             self._push(EventKind.ARRIVAL, record.number, request.draw, reply.seconds)
             return
         record.failures += 1
@@ -539,8 +540,8 @@ class Coordinator(Fleet):
         if not self._heard_gradient and len(tried) > 1 and all(other.failures for other in tried):
             last = cause_of(reply.error)
             self._failure = f"nobody could compute a first gradient; worker {record.number} says: {last}"
-        if is_bad_input(reply.error):
-            self._give_up(record, f"its gradient raised what no other try would mend: {cause_of(reply.error)}")
+        if is_bad_input(reply.error) and not record.has_delivered and record.failures >= _BAD_INPUTS:
+            self._give_up(record, f"no gradient can be computed from its data: {cause_of(reply.error)}")
         elif record.failures > self._policy.retries:
             self._give_up(record, f"{record.failures} exceptions in a row, the last: {cause_of(reply.error)}")
 

@@ -63,6 +63,7 @@ class WorkerRecord:
     crashes: int = 0  # in a row
     failures: int = 0  # in a row
     jobs_done: int = 0
+    has_delivered: bool = False  # whether one of them came to something
     memory: MemoryPlace = MemoryPlace.NONE
     held: Kept | None = None  # what it keeps, while that is at the server
     blocked: bool = False  # between a crash and what is done about it
