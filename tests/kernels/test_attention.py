@@ -101,6 +101,63 @@ def test_rows_of_values_may_be_of_another_length_and_samples_may_be_one() -> Non
     require_alike(results(of_all({}), parts), parts, {})
 
 
+@pytest.mark.parametrize("settings", [{}, {"is_causal": True}], ids=["all places", "places before"])
+@pytest.mark.parametrize("order", [(0, 2, 3, 1), (0, 1, 3, 2), (0, 3, 1, 2)], ids=str)
+def test_numbers_of_a_row_may_lie_apart_as_those_of_an_image_do(order: tuple[int, ...], settings: dict[str, Any]) -> None:
+    back = [order.index(axis) for axis in range(4)]
+    parts = parts_of(*[(SHAPE[0], *(SHAPE[1 + axis] for axis in back))] * 3)
+
+    def seen(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def of_permuted(*given: Tensor) -> Tensor:
+            y = call(*(part.permute(0, *(1 + axis for axis in order)) for part in given))
+            return y.permute(0, *(1 + axis for axis in back))  # so what comes back lies apart as well
+
+        return of_permuted
+
+    ours = results(seen(of_all(settings)), parts)
+    double = results(seen(of_each(settings)), [part.detach().double().requires_grad_() for part in parts])
+    for one, exact in zip(ours, double, strict=True):
+        assert (one.double() - exact).norm() <= rounding(300, torch.float32) * exact.norm()
+    with Attention():  # of one model, without vmap
+        one = functional.scaled_dot_product_attention(*(p[0].permute(order) for p in parts), **settings)
+    alone = functional.scaled_dot_product_attention(*(p[0].permute(order) for p in parts), **settings)
+    assert (one - alone).norm() <= rounding(300, torch.float32) * alone.norm()
+
+
+def test_masks_may_be_of_each_model_or_hide_all_and_numbers_may_be_double() -> None:
+    parts, masks = parts_of(SHAPE, SHAPE, SHAPE), torch.stack([BEFORE, BEFORE.T, BEFORE.flip(0)])
+    with Attention():
+        ours = vmap(functional.scaled_dot_product_attention)(*parts, masks)
+    each = [functional.scaled_dot_product_attention(*(part[k] for part in parts), masks[k]) for k in range(3)]
+    assert (ours - torch.stack(each)).norm() <= rounding(300, torch.float32) * ours.norm()
+    hidden = BEFORE.clone()
+    hidden[3] = False
+    ours, theirs = of_all({"attn_mask": hidden})(*parts), of_each({"attn_mask": hidden})(*parts)
+    assert torch.equal(ours.isnan(), theirs.isnan())
+    assert (ours.nan_to_num() - theirs.nan_to_num()).norm() <= rounding(300, torch.float32) * theirs.nan_to_num().norm()
+    doubles = [part.detach().double().requires_grad_() for part in parts]
+    for one, other in zip(results(of_all({}), doubles), results(of_each({}), doubles), strict=True):
+        assert one.dtype == torch.float64 and (one - other).norm() <= rounding(300, torch.float64) * other.norm()
+
+
+@pytest.mark.parametrize("needed", [True, False], ids=["weights", "no weights"])
+def test_padding_and_attention_weights_are_torchs(needed: bool) -> None:
+    net, hidden = nn.MultiheadAttention(8, 2, batch_first=True), torch.tensor([[False] * 4 + [True], [False] * 5])
+    names = dict(net.named_parameters())
+    parts = {name: randn(3, *p.shape, seed=len(name)).requires_grad_() for name, p in names.items()}
+    x = randn(3, 2, 5, 8)
+
+    def of_one(weights: dict[str, Tensor], x: Tensor) -> tuple[Tensor, ...]:
+        y, seen = functional_call(net, weights, (x, x, x), {"key_padding_mask": hidden, "need_weights": needed})
+        return (y, seen) if needed else (y,)
+
+    with Attention():
+        ours = vmap(of_one)(parts, x)
+    each = [of_one({name: part[k] for name, part in parts.items()}, x[k]) for k in range(3)]
+    for one, *others in zip(ours, *each, strict=True):
+        assert (one - torch.stack(others)).norm() <= rounding(300, torch.float32) * one.norm()
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_a_model_does_not_depend_on_the_others(name: str) -> None:
     _, settings = CALLS[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ LAYERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "lstm": (nn.LSTM, {}),
     "lstm both ways": (nn.LSTM, {"num_layers": 2, "bidirectional": True}),
     "lstm with projections": (nn.LSTM, {"proj_size": 3}),
+    "lstm without biases": (nn.LSTM, {"bias": False, "num_layers": 2}),
+    "lstm with projections and without biases": (nn.LSTM, {"bias": False, "proj_size": 3, "batch_first": True}),
     "gru": (nn.GRU, {"batch_first": True}),
     "gru without biases": (nn.GRU, {"bias": False}),
     "rnn": (nn.RNN, {"num_layers": 2}),
@@ -24,8 +27,7 @@ LAYERS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 MODELS, PLACES = 3, 6
 
-# On a processor torch computes an LSTM in one call, for which there is no rule either, and says so.
-pytestmark = [pytest.mark.numeric, pytest.mark.filterwarnings("ignore:There is a performance drop")]
+pytestmark = pytest.mark.numeric
 
 
 def results(layer: nn.Module, weights: list[dict[str, Tensor]], inputs: Tensor) -> list[list[Tensor]]:
@@ -58,6 +60,16 @@ def test_values_and_gradients_are_torchs(name: str) -> None:
             assert found[k].shape == expected.shape
             assert found.dtype == torch.float32
             assert (found[k].double() - expected).norm() <= rounding(40 * PLACES, torch.float32) * expected.norm()
+
+
+def test_layers_that_drop_something_out_stay_torchs_own() -> None:
+    layer, x = nn.GRU(5, 7, 2, dropout=0.5), torch.randn(PLACES, 2, 5, generator=torch.Generator().manual_seed(2))
+    outputs = []
+    for mode in (Recurrent(), nullcontext()):
+        torch.manual_seed(3)
+        with mode:
+            outputs.append(layer(x)[0])
+    assert outputs[0].equal(outputs[1]) and not outputs[0].equal(layer.eval()(x)[0])
 
 
 def test_packed_sequences_are_torchs_own() -> None:

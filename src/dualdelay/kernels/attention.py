@@ -21,7 +21,8 @@ _GPU = (torch.float32, torch.float16, torch.bfloat16)
 _PROCESSOR = (torch.float32, torch.float64)
 _LINE = 16  # bytes of which rows have to be multiples on a GPU
 
-# It asks for modes itself and has none below it then; this copy does not ask, so that what it calls can be seen.
+# Torch's own asks first whether somebody overrides it, which calls us, with our mode off for all that it calls. This copy
+# does not ask, so that the attention within it comes to us.
 _multi_head: Any = FunctionType(
     functional.multi_head_attention_forward.__code__,
     {**vars(functional), "has_torch_function": lambda tensors: False},
@@ -56,7 +57,7 @@ def attention(
     plain = attn_mask is None and dropout_p == 0 and query.ndim == key.ndim == value.ndim == 4
     alike = query.dtype == key.dtype == value.dtype and query.shape[-1] == key.shape[-1] == value.shape[-1]
     if plain and alike and query.shape[:2] == key.shape[:2] == value.shape[:2] and _is_fusable(query):
-        y: Tensor = _apply(query, key, value, is_causal, scale)[0]
+        y: Tensor = _apply(*map(_with_whole_rows, (query, key, value)), is_causal, scale)[0]
         return y
     if attn_mask is not None and attn_mask.dtype == torch.bool:  # what is below adds its mask
         attn_mask = torch.where(attn_mask, 0.0, -torch.inf).to(query.dtype)
@@ -69,6 +70,11 @@ def _is_fusable(query: Tensor) -> bool:
     if query.is_cuda:
         return query.dtype in _GPU and query.shape[-1] * query.element_size() % _LINE == 0
     return query.is_cpu and query.dtype in _PROCESSOR
+
+
+def _with_whole_rows(part: Tensor) -> Tensor:
+    """The same with the numbers of a row side by side, as torch's kernels take for granted."""
+    return part if part.stride(-1) == 1 else part.contiguous()
 
 
 class _Fused(torch.autograd.Function):
@@ -96,6 +102,7 @@ class _Fused(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, y, sums = ctx.saved_tensors
+        dy = _with_whole_rows(dy)
         if query.is_cpu:
             slopes = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 dy, query, key, value, y, sums, 0.0, ctx.causal, scale=ctx.scale
@@ -112,7 +119,8 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, dims: Any, *inputs: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
         """Models under ``vmap`` are more samples."""
-        y, sums = _apply(*more_models(info.batch_size, inputs[:3], dims), *inputs[3:])
+        parts = [_with_whole_rows(part) for part in more_models(info.batch_size, inputs[:3], dims) if part is not None]
+        y, sums = _apply(*parts, *inputs[3:])
         return (y.unflatten(0, (info.batch_size, -1)), sums.unflatten(0, (info.batch_size, -1))), (0, 0)
 
 
