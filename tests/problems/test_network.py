@@ -389,18 +389,41 @@ class Read(nn.Module):
         return state
 
 
-def test_a_recurrent_layer_is_evaluated_in_the_mode_in_which_a_gpu_takes_its_gradient_unless_that_drops_anything_out() -> (
-    None
-):
+def test_a_recurrent_layer_is_evaluated_in_the_mode_in_which_a_gpu_takes_its_gradient_and_drops_nothing_out() -> None:
     for dropout in (0.0, 0.5):
         read = Read(num_layers=2, dropout=dropout)
         problem = network(nn.Sequential(read, mlp()), PAIRS, workers=3, batch_size=dd.Batches(4, stochastic=True))
         part: Any = problem.net.module[0]
         part.modes.clear()
         first = problem.evaluate(problem.start(0))
-        assert part.modes == {dropout == 0}
+        assert part.modes == {True}
         assert problem.evaluate(problem.start(0)) == first
-        assert part.layer.training
+        assert part.layer.training and part.layer.dropout == dropout
+
+
+class Own(nn.LSTM):
+    """A user's own layer, which drops something out by itself."""
+
+    def forward(self, x: Tensor, states: Any = None) -> Any:
+        return super().forward(nn.functional.dropout(x, 0.5, self.training), states)
+
+
+def test_a_recurrent_layer_of_a_user_s_own_is_evaluated_in_evaluation_mode() -> None:
+    read = Read()
+    read.layer = Own(1, 6, batch_first=True)
+    problem = network(nn.Sequential(read, mlp()), PAIRS, workers=3, batch_size=dd.Batches(4, stochastic=True))
+    part: Any = problem.net.module[0]
+    part.modes.clear()
+    assert problem.evaluate(problem.start(0)) == problem.evaluate(problem.start(0))
+    assert part.modes == {False} and part.layer.training
+
+
+def test_a_model_that_cannot_be_copied_is_trained_all_the_same() -> None:
+    with pytest.warns(FutureWarning, match="weight_norm"):
+        problem = network(nn.Sequential(nn.utils.weight_norm(mlp()[0]), *mlp()[1:]), PAIRS, workers=3)
+    before = problem.start(0)
+    run = dd.simulate(dd.DuDe(0.05), problem, SPEEDS, updates=3, evaluation=dd.Evaluation(every=3))
+    assert not run.x.equal(before) and problem.start(0).equal(before)
 
 
 def test_a_recurrent_layer_leaves_its_weights_where_they_are_and_the_user_s_copy_may_move_them() -> None:

@@ -19,6 +19,7 @@ _flatten: Any = _flatten_dense_tensors  # it has no types
 # gradient: (outputs, their gradients, whether the graph is kept, whether one is made, inputs, whether some may be unused).
 _autograd: Any = torch.autograd.Variable  # it has no types
 _run_backward = _autograd._execution_engine.run_backward
+_RECURRENT = (nn.LSTM, nn.GRU, nn.RNN)  # torch's own, of which it is known what they do in training mode
 _MOVES = "flatten_parameters"  # by which a recurrent layer on a GPU puts its weights elsewhere, out of the flat tensor
 
 
@@ -52,7 +53,8 @@ class FlatModule:
         for part in self.module.modules():
             if isinstance(part, nn.RNNBase):
                 vars(part)[_MOVES] = _stay
-                warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
+                if self.weights.is_cuda:  # of which torch then warns at every forward pass
+                    warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
 
     def __getstate__(self) -> dict[str, Any]:
         """The module goes as a copy: a pickled view would bring the whole flat tensor, and be a view no more."""
@@ -118,13 +120,15 @@ class FlatModule:
         self.weights.copy_(x)
         training = [part for part in self.module.modules() if part.training]
         self.module.eval()
-        for part in training:
-            if isinstance(part, nn.RNNBase) and not part.dropout:  # else it is the same, and cuDNN takes no gradient
-                part.training = True
+        recurrent = [(part, part.dropout) for part in training if isinstance(part, nn.RNNBase) and type(part) in _RECURRENT]
+        for layer, _ in recurrent:  # in evaluation mode cuDNN takes no gradient; without dropout both modes are the same
+            layer.training, layer.dropout = True, 0.0
         try:
             with own_kernels("float32", self.weights.is_cuda):
                 yield
         finally:
+            for layer, dropout in recurrent:
+                layer.dropout = dropout
             for part in training:
                 part.training = True
 

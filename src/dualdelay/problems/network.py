@@ -19,6 +19,7 @@ from ..core.draws import Draws
 from ..core.errors import (
     BadInput,
     DualDelayError,
+    RunFailed,
     plain_number,
     require_one_of,
     require_positive,
@@ -130,7 +131,7 @@ class Network(Problem):
         self._require_names(test)
         self._draws = Draws(self.seed, "stochastic")
         self._build_model = None if isinstance(model, nn.Module) else model
-        self.net = FlatModule(copy.deepcopy(model) if isinstance(model, nn.Module) else self._built_model(0))
+        self.net = FlatModule(_own_copy(model if isinstance(model, nn.Module) else self._built_model(0)))
         self.precision = "float32"
         refuse_batchnorm(self.net.module)
         self._samplewise = loss is not None and is_samplewise(self.net.module)
@@ -177,7 +178,7 @@ class Network(Problem):
             module = self._build_model()
         if not isinstance(module, nn.Module):
             raise BadInput(f"model() gave a {type(module).__name__}; expected a torch.nn.Module.")
-        return copy.deepcopy(module)  # it may give the same one again, which nobody is to change
+        return module
 
     def _probe(self, worker: int, shards: Iterable[Shard]) -> None:
         """Refuse a model, loss or data whose gradient is not that of the job's name, or of a sum instead of a mean."""
@@ -668,7 +669,14 @@ class Network(Problem):
             return OneAtATime(problems)
         try:
             return Stacked([problem for problem in problems if isinstance(problem, Network)])
-        except Exception as error:  # whatever vmap raises of layers that it does not know, such as an LSTM
+        except DualDelayError:
+            raise
+        except torch.OutOfMemoryError as error:  # a run is not to have other bits because a GPU is full just now
+            raise RunFailed(
+                f"a few gradients of this model at once do not fit into what is free of {self._initial.device}: free some "
+                "of it, or take them one after the other, dd.Compute(batch=False)."
+            ) from error
+        except Exception as error:  # whatever vmap raises of layers that it does not know
             why = shortened(" ".join(str(error).split()), 200)
             warnings.warn(
                 f"many gradients of this model cannot be taken in one call ({why}): they are taken one after the other, "
@@ -676,6 +684,17 @@ class Network(Problem):
                 stacklevel=2,
             )
             return OneAtATime(problems)
+
+
+def _own_copy(module: nn.Module) -> nn.Module:
+    """A copy: whoever gave the module, or gives the same one again, is to find it unchanged.
+
+    Old weight normalisation, say, cannot be copied; then it is the module itself.
+    """
+    try:
+        return copy.deepcopy(module)
+    except Exception:  # whatever copying a user's objects raises
+        return module
 
 
 def _loss_of(output: Any) -> Any:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ _TRIAL = 4  # gradients in a call that finds out what a GPU can do
 _ALONE = 3  # gradients on a GPU that are taken one after the other if no graph can be made of a call
 _FEW = 2048  # samples that several models are evaluated on at once on a processor, theirs counted together
 _WAITS = "called a synchronizing CUDA operation"  # what torch says of such
+_trying = threading.Lock()  # the mode that shows who waits is one for all threads
 _SPARE = 0.4  # the share of a GPU's free memory that one call may take
 
 
@@ -100,7 +102,9 @@ class Stacked:
 
     def __init__(self, problems: Sequence[Any]) -> None:
         first = problems[0]
-        self._net = first.net.on(first.net.weights.device)  # a trial that fails may leave its module in pieces: an LSTM's
+        self._net = first.net
+        with suppress(RuntimeError):  # some modules cannot be copied
+            self._net = first.net.on(first.net.weights.device)  # what fails in a trial may leave batched weights in an LSTM
         self._loss, self._precision = first.loss, first.precision
         self._batch = first.minibatches.size
         self._samples = _Samples(problems)
@@ -207,8 +211,7 @@ class StackedModule:
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """The outputs (r, n, ...) of every run's module for the same n samples."""
-        with Attention(), Recurrent():
-            outputs: Tensor = vmap(self._of_one, in_dims=(0, None))(self._parts, inputs)
+        outputs: Tensor = vmap(self._of_one, in_dims=(0, None))(self._parts, inputs)
         return outputs
 
     def _of_one(self, parts: dict[str, Tensor], inputs: Tensor) -> Any:
@@ -261,18 +264,19 @@ def _joined(parts: Sequence[tuple[int, Tensor, Tensor]]) -> tuple[list[int], Ten
 
 def _never_waits(work: Callable[[], Any]) -> bool:
     """Whether work on a GPU never waits for it, as a graph must not: a model may copy a number of its own there."""
-    before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings(action="ignore"):  # this mode, it says, does not see all that waits
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        work()
-    except RuntimeError as error:
-        if _WAITS not in str(error):
-            raise
-        return False
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
-    return True
+    with _trying:
+        before = torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings(action="ignore"):  # this mode, it says, does not see all that waits
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            work()
+        except RuntimeError as error:
+            if _WAITS not in str(error):
+                raise
+            return False
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+        return True
 
 
 @contextmanager

@@ -144,9 +144,9 @@ class Options:
             _require_fit(speeds, problem)
         require_metrics(self.evaluation.metrics, problem)
         x = _initial_weights(problem, self.server.initial_weights, seed)
+        _require_numbers(x, travel=isinstance(fleet, WorkerFleet))
         _require_step(algorithm, x)
         if isinstance(fleet, WorkerFleet):
-            _require_portable(x)
             x = x.cpu()  # where the server of real workers is, wherever they compute
         return RunSpec(
             algorithm=algorithm,
@@ -183,9 +183,11 @@ def _require_step(algorithm: Algorithm[Any], x: Tensor) -> None:
         raise BadInput(f"lr is {algorithm.lr:g}; expected at most {largest:.3g}, what weights in {x.dtype} can hold.")
 
 
-def _require_portable(x: Tensor) -> None:
-    """Refuse weights that cannot travel."""
-    if x.dtype not in (torch.float64, torch.float32, torch.float16):
+def _require_numbers(x: Tensor, travel: bool) -> None:
+    """Refuse weights that cannot be trained, or that cannot travel."""
+    if not x.is_floating_point():
+        raise BadInput(f"the weights are {x.dtype}; expected numbers such as float32, of which there are gradients.")
+    if travel and x.dtype not in (torch.float64, torch.float32, torch.float16):
         raise BadInput(f"the weights are {x.dtype}, which numpy and so Ray cannot carry; use float32, float64 or float16.")
 
 
