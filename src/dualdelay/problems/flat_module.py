@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors
 
 from ..core.errors import BadInput
+from .dense import dense_gradient
 
 _flatten: Any = _flatten_dense_tensors  # it has no types
 # What torch.autograd.grad calls once it has looked at its arguments, which takes a fifth of the time of a small network's
@@ -55,6 +56,7 @@ class FlatModule:
                 vars(part)[_MOVES] = _stay
                 if self.weights.is_cuda:  # of which torch then warns at every forward pass
                     warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
+        self.dense = dense_gradient(self.module, self.weights, list(self._places.values()))
 
     def __getstate__(self) -> dict[str, Any]:
         """The module goes as a copy: a pickled view would bring the whole flat tensor, and be a view no more."""

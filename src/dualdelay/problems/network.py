@@ -29,6 +29,7 @@ from ..core.errors import (
 )
 from .batchnorm import refuse_batchnorm
 from .data import Shard, Shards, TestData, digest, name_of, objectives, on_device
+from .dense import is_cross_entropy
 from .flat_module import FlatModule, bits, flat_weights
 from .generators import seeded
 from .inspection import count_operations, is_samplewise, refuse_impure, refuse_sums
@@ -130,6 +131,7 @@ class Network(Problem):
         self.accuracy_at_workers = "accuracy" in self._metrics
         self._require_names(test)
         self._draws = Draws(self.seed, "stochastic")
+        self._plain_loss = type(self).loss_on is Network.loss_on and step is None
         self._build_model = None if isinstance(model, nn.Module) else model
         self.net = FlatModule(_own_copy(model if isinstance(model, nn.Module) else self._built_model(0)))
         self.precision = "float32"
@@ -337,18 +339,27 @@ class Network(Problem):
         self.net.weights.copy_(x)
         if self._stochastic:
             with seeded(self._draws.key(worker, *place)):
-                loss = self._loss_on_rows(worker, rows)
+                gradient, mean = self._gradient_of(self._batch(self._shard(worker), rows))
         else:
-            loss = self._loss_on_rows(worker, rows)
-        if not loss.requires_grad:
-            raise BadInput("the loss has no gradient: it does not depend on the model's weights; look at the loss or step.")
-        gradient = self.net.gradient(loss)
+            gradient, mean = self._gradient_of(self._batch(self._shard(worker), rows))
         if gradient.device != x.device:
             gradient = gradient.to(x.device)
-        return self._scaled(gradient, worker), loss.item()
+        return self._scaled(gradient, worker), mean
 
-    def _loss_on_rows(self, worker: int, rows: Tensor) -> Tensor:
-        batch = self._batch(self._shard(worker), rows)
+    def _gradient_of(self, batch: Any) -> tuple[Tensor, float]:
+        """The gradient of the mean loss over a batch, and that loss."""
+        dense = self.net.dense if self._plain_loss and self.precision == "float32" and is_cross_entropy(self.loss) else None
+        if dense is not None and _is_pair(batch) and (done := dense.gradient(*batch)) is not None:
+            return done
+        loss = self._lower_loss_on(batch)
+        if not loss.requires_grad:
+            raise BadInput("the loss has no gradient: it does not depend on the model's weights; look at the loss or step.")
+        gradient, mean = self.net.gradient(loss), loss.item()
+        if dense is not None and _is_pair(batch):
+            dense.compare(batch[0], batch[1], gradient, mean)
+        return gradient, mean
+
+    def _lower_loss_on(self, batch: Any) -> Tensor:
         if self.precision == "float32":
             return self.loss_on(self.net.module, batch)
         with lower(self.precision, self._initial.device):
@@ -684,6 +695,10 @@ class Network(Problem):
                 stacklevel=2,
             )
             return OneAtATime(problems)
+
+
+def _is_pair(batch: Any) -> bool:
+    return type(batch) is tuple and len(batch) == 2 and type(batch[0]) is type(batch[1]) is Tensor
 
 
 def _own_copy(module: nn.Module) -> nn.Module:
