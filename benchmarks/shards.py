@@ -155,8 +155,10 @@ def head(most_workers: int, most_shards: int, updates: int) -> None:
         problem = ConstantGradient(workers, 100_000)
         fleet = dd.RayFleet(cpus=0.01, shards=shards, faults=dd.FaultPolicy(patience=600))
         train(dd.DuDe(lr=1e-6), problem, fleet, updates, log=[look])
+        if len(seen) < 4:
+            raise SystemExit(f"{updates} updates were over before two readings between the ends; give more --updates.")
         (first, begin), (last, end) = seen[1], seen[-2]
-        print(f"  {workers:3d} workers, {shards} shards: {1e6 * (end - begin) / max(1, last - first):.0f}", flush=True)
+        print(f"  {workers:3d} workers, {shards} shards: {1e6 * (end - begin) / (last - first):.0f}", flush=True)
 
 
 def large(weights: int, store: int, updates: int) -> None:
@@ -191,7 +193,7 @@ def main() -> None:
     elif given.what == "memory":
         memory(weights, given.workers, given.shards, given.updates or 40)
     elif given.what == "head":
-        head(64, 8, given.updates or 1500)
+        head(64, 8, given.updates or 10_000)
     else:
         large(weights if given.weights == given.weights else 10**9, int(given.store), given.updates or 2)
 

@@ -143,6 +143,13 @@ def test_a_hook_that_comes_later_is_called(monkeypatch: pytest.MonkeyPatch) -> N
     assert torch.equal(problem.gradient(x, 0, 0)[0], before)
 
 
+def test_lower_precision_of_the_user_s_own_is_autograd_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = network(deep)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not taken_by_layers(problem, monkeypatch)
+    assert taken_by_layers(problem, monkeypatch)
+
+
 def test_a_loss_object_counts_as_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
     assert taken_by_layers(network(deep, loss=nn.CrossEntropyLoss()), monkeypatch)
 

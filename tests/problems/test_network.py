@@ -418,9 +418,33 @@ def test_a_recurrent_layer_of_a_user_s_own_is_evaluated_in_evaluation_mode() -> 
     assert part.modes == {False} and part.layer.training
 
 
-def test_a_model_that_cannot_be_copied_is_trained_all_the_same() -> None:
+def test_a_copy_that_is_made_while_another_thread_evaluates_is_of_the_usual_mode() -> None:
+    problem = network(
+        nn.Sequential(Read(num_layers=2, dropout=0.5), mlp()), PAIRS, workers=3, batch_size=dd.Batches(4, stochastic=True)
+    )
+    before = problem.fingerprint()
+    with problem.net.evaluating(problem.start(0)):
+        layer: Any = cloudpickle.loads(cloudpickle.dumps(problem.net)).module[0].layer
+        assert layer.training and layer.dropout == 0.5
+        assert problem.fingerprint() == before
+
+
+def without_a_copy() -> dd.Network:
     with pytest.warns(FutureWarning, match="weight_norm"):
-        problem = network(nn.Sequential(nn.utils.weight_norm(mlp()[0]), *mlp()[1:]), PAIRS, workers=3)
+        return network(nn.Sequential(nn.utils.weight_norm(mlp()[0]), *mlp()[1:]), PAIRS, workers=3)
+
+
+def test_what_needs_a_copy_of_a_model_that_cannot_be_copied_says_so() -> None:
+    problem = without_a_copy()
+    x = problem.start(0)
+    for use in (lambda: cloudpickle.dumps(problem), lambda: problem.net.on("cpu"), lambda: problem.model(x)):
+        problem.gradient(x, 0, 0)  # it leaves a weight in the module that hangs on what it was computed from
+        with pytest.raises(dd.BadInput, match=r"the model cannot be copied.*RuntimeError.*dd.Compute\(cores=1\)"):
+            use()
+
+
+def test_a_model_that_cannot_be_copied_is_trained_all_the_same() -> None:
+    problem = without_a_copy()
     before = problem.start(0)
     run = dd.simulate(dd.DuDe(0.05), problem, SPEEDS, updates=3, evaluation=dd.Evaluation(every=3))
     assert not run.x.equal(before) and problem.start(0).equal(before)

@@ -47,7 +47,7 @@ class DenseGradient:
 
     def gradient(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, float] | None:
         """The gradient for the weights as they are, and the loss; None: autograd has to take it."""
-        if not self._forms.get(_form(inputs, targets)) or any(self._hooks):
+        if not self._forms.get(_form(inputs, targets)) or not self._is_plain():
             return None
         try:
             return self._by_layers(inputs, targets)
@@ -57,7 +57,7 @@ class DenseGradient:
     def compare(self, inputs: Tensor, targets: Tensor, gradient: Tensor, loss: float) -> None:
         """This is what autograd made of a batch: remember whether layers give the same bits."""
         form = _form(inputs, targets)
-        if form in self._forms or len(self._forms) == _MOST or any(self._hooks):
+        if form in self._forms or len(self._forms) == _MOST or not self._is_plain():
             return
         self._forms[form] = False
         if inputs.ndim == 2 and targets.ndim == 1 and not inputs.requires_grad:
@@ -66,6 +66,10 @@ class DenseGradient:
             except (RuntimeError, IndexError):
                 return
             self._forms[form] = mean == loss and torch.equal(_bits(ours), _bits(gradient))
+
+    def _is_plain(self) -> bool:
+        """Whether nobody has a say in what a layer does."""
+        return not (any(self._hooks) or torch.is_autocast_enabled("cpu"))
 
     def _by_layers(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, float]:
         h, before, ends = inputs, list[Tensor](), list[Tensor]()
@@ -80,9 +84,7 @@ class DenseGradient:
         loss, total = _aten.nll_loss_forward(logs, targets, None, 1, -100)
         g = _aten.nll_loss_backward(self._one, logs, targets, None, 1, -100, total)
         g = _aten._log_softmax_backward_data(g, logs, 1, logs.dtype)
-        parts: list[
-            Tensor
-        ] = []  # from the last to the first; each of its own, for a product's bits depend on where it lies
+        parts = list[Tensor]()  # the last layer's first, each in its own memory: a product's bits depend on where it lies
         for number in range(len(self._layers) - 1, self._first - 1, -1):
             kind, weight, bias = self._layers[number]
             if weight is None:
@@ -120,7 +122,7 @@ def is_cross_entropy(loss: Any) -> bool:
 
 
 def _form(inputs: Tensor, targets: Tensor) -> Hashable:
-    return inputs.shape, inputs.dtype, targets.shape, targets.dtype
+    return inputs.shape, inputs.stride(), inputs.dtype, inputs.requires_grad, targets.shape, targets.dtype
 
 
 def _bits(tensor: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ class FlatModule:
     def __init__(self, module: nn.Module) -> None:
         self.module = module if module.training else module.train()
         self._trained = {name for name, part in self.module.named_modules() if part.training}  # by name: parts in that mode
+        self._dropout = {name: part.dropout for name, part in self.module.named_modules() if type(part) in _RECURRENT}
         self._bind()
 
     def _bind(self) -> None:
@@ -56,11 +57,13 @@ class FlatModule:
                 vars(part)[_MOVES] = _stay
                 if self.weights.is_cuda:  # of which torch then warns at every forward pass
                     warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
+        self.description = repr(self.module)
+        """The module in words, in its usual mode."""
         self.dense = dense_gradient(self.module, self.weights, list(self._places.values()))
 
     def __getstate__(self) -> dict[str, Any]:
         """The module goes as a copy: a pickled view would bring the whole flat tensor, and be a view no more."""
-        return {"module": self._copied(), "_trained": self._trained}
+        return {"module": self._copied(), "_trained": self._trained, "_dropout": self._dropout}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -68,9 +71,19 @@ class FlatModule:
 
     def _copied(self) -> nn.Module:
         """A copy of the module in its usual mode: another thread may be evaluating with it."""
-        module = copy.deepcopy(self.module)
+        try:
+            module = copy.deepcopy(self.module)
+        except Exception as error:  # whatever copying a user's objects raises
+            said = f"{type(error).__name__}: {error}"
+            raise BadInput(
+                f"the model cannot be copied, which other threads, processes and devices need ({said}). Keep out of "
+                "it what cannot be, such as results of its last forward pass, or have one process and one thread: "
+                "dd.simulate(..., compute=dd.Compute(cores=1))."
+            ) from error
         for name, part in module.named_modules():
             part.training = name in self._trained
+            if name in self._dropout:
+                vars(part)["dropout"] = self._dropout[name]
         return module
 
     def on(self, device: torch.device | str) -> FlatModule:
@@ -122,13 +135,18 @@ class FlatModule:
         self.weights.copy_(x)
         training = [part for part in self.module.modules() if part.training]
         self.module.eval()
-        recurrent = [(part, part.dropout) for part in training if isinstance(part, nn.RNNBase) and type(part) in _RECURRENT]
+        layers = [part for part in training if isinstance(part, nn.RNNBase)]
+        recurrent = [(layer, layer.dropout) for layer in layers if type(layer) in _RECURRENT]
         for layer, _ in recurrent:  # in evaluation mode cuDNN takes no gradient; without dropout both modes are the same
             layer.training, layer.dropout = True, 0.0
+        cudnn = torch.backends.cudnn.enabled
+        if self.weights.is_cuda and len(recurrent) < len(layers):  # nobody knows what others do in training mode
+            torch.backends.cudnn.enabled = False
         try:
             with own_kernels("float32", self.weights.is_cuda):
                 yield
         finally:
+            torch.backends.cudnn.enabled = cudnn
             for layer, dropout in recurrent:
                 layer.dropout = dropout
             for part in training:
@@ -137,7 +155,7 @@ class FlatModule:
     def model(self, x: Tensor) -> nn.Module:
         """A copy with these weights, in evaluation mode."""
         self.weights.copy_(x)
-        module = copy.deepcopy(self.module).eval()
+        module = self._copied().eval()
         for part in module.modules():
             vars(part).pop(_MOVES, None)
         return module
@@ -149,7 +167,7 @@ class FlatModule:
 
     def flat(self, state_dict: Mapping[str, Tensor]) -> Tensor:
         """The inverse of ``state_dict``."""
-        module = copy.deepcopy(self.module)
+        module = self._copied()
         try:
             module.load_state_dict(state_dict)
         except RuntimeError as error:

@@ -601,7 +601,7 @@ class Network(Problem):
 
     def fingerprint(self) -> str:
         hashed = digest(
-            repr(self.net.module), name_of(self.loss), self._options, self.seed, self._stochastic, self.full_gradient
+            self.net.description, name_of(self.loss), self._options, self.seed, self._stochastic, self.full_gradient
         )
         if self._step is not None:
             hashed.update(name_of(self._step).encode())
