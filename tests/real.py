@@ -161,6 +161,21 @@ class Wide(dd.Problem):
         return f"wide {self.weights}"
 
 
+class Measured(Wide):
+    """The same, evaluated by its workers."""
+
+    measures = True
+
+    def measure(self, x: Tensor, worker: int, samples: Any = None) -> dict[str, Any]:
+        return {"loss": float((x - worker).square().mean()), "samples": 1}
+
+    def combine(self, x: Tensor, parts: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
+        return {"objective": sum(part["loss"] for part in parts.values()) / len(parts)}
+
+    def evaluate(self, x: Tensor) -> dict[str, float]:
+        return self.combine(x, {worker: self.measure(x, worker) for worker in range(self.workers)})
+
+
 @dataclass(frozen=True)
 class Fragile(dd.Algorithm[dd.State]):
     """It fails where there is more than a stand-in, after a while."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dualdelay as dd
-from dualdelay.core.tracebacks import cause_of, is_bad_input, told
+from dualdelay.core.tracebacks import cause_of, is_bad_input, kind_of, told
 from dualdelay.runs.names import parse
 
 
@@ -78,6 +78,49 @@ def test_what_repeats_itself_is_several_or_has_no_file_is_told_by_its_cause(tmp_
     text = told(raised(names["own"]))
     assert 'File "<string>", line 2, in own' in text and cause_of(text).startswith("RuntimeError: The size of tensor")
     assert cause_of(told(raised(lambda: dd.DuDe(lr=-1.0)))).startswith("BadInput: lr is -1.0")
+
+
+def test_a_group_that_is_only_a_cause_is_not_named() -> None:
+    def renamed() -> None:
+        try:
+            raise ExceptionGroup("two sites", [ValueError("one"), KeyError("two")])
+        except* ValueError as group:
+            raise dd.BadInput("targets have 3 columns") from group
+
+    text = told(raised(lambda: named(renamed)))
+    assert cause_of(text) == "BadInput: targets have 3 columns" and is_bad_input(text)
+
+
+def named(work: Callable[[], None]) -> None:
+    """What `except*` makes a group of again, as itself."""
+    try:
+        work()
+    except BaseExceptionGroup as group:
+        error = next(error for error in group.exceptions if isinstance(error, dd.BadInput))
+        raise error from error.__cause__
+
+
+def test_the_kind_is_the_name_alone_for_what_an_exception_says_may_quote_data() -> None:
+    def quoting() -> None:
+        error = ValueError()
+        error.add_note("patient 17")
+        raise error
+
+    assert cause_of(told(raised(quoting))) == "ValueError patient 17"
+    assert kind_of(told(raised(quoting))) == "ValueError"
+    assert kind_of("the model is gone: it was given up") == "the model is gone"
+
+    class BadInputShape(ValueError):
+        """Another exception, whose name begins alike."""
+
+    BadInputShape.__module__, BadInputShape.__qualname__ = "__main__", "BadInputShape"  # tracebacks leave the first out
+
+    def other() -> None:
+        raise BadInputShape("of rows")
+
+    text = told(raised(other))
+    assert kind_of(text).startswith("BadInputShape")
+    assert not is_bad_input(text)
 
 
 def test_bad_input_is_told_from_what_another_try_might_mend() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -429,25 +430,44 @@ def test_a_copy_that_is_made_while_another_thread_evaluates_is_of_the_usual_mode
         assert problem.fingerprint() == before
 
 
-def without_a_copy() -> dd.Network:
-    with pytest.warns(FutureWarning, match="weight_norm"):
-        return network(nn.Sequential(nn.utils.weight_norm(mlp()[0]), *mlp()[1:]), PAIRS, workers=3)
-
-
-def test_what_needs_a_copy_of_a_model_that_cannot_be_copied_says_so() -> None:
-    problem = without_a_copy()
+def test_weights_that_a_pass_leaves_in_a_module_are_no_hindrance_to_copies_of_it() -> None:
+    given = normalised()
+    problem, other = (network(given, PAIRS, workers=3) for _ in range(2))
     x = problem.start(0)
-    for use in (lambda: cloudpickle.dumps(problem), lambda: problem.net.on("cpu"), lambda: problem.model(x)):
-        problem.gradient(x, 0, 0)  # it leaves a weight in the module that hangs on what it was computed from
-        with pytest.raises(dd.BadInput, match=r"the model cannot be copied.*RuntimeError.*dd.Compute\(cores=1\)"):
-            use()
+    expected, _ = problem.gradient(x, 0, 0)
+    run = dd.simulate(dd.DuDe(0.05), other, SPEEDS, updates=3, evaluation=dd.Evaluation(every=3))
+    assert not run.x.equal(x) and other.start(0).equal(x), "a run changes nobody's module but its own"
+    assert torch.equal(problem.gradient(x, 0, 0)[0], expected)
+    copy = cloudpickle.loads(cloudpickle.dumps(problem))
+    problem.gradient(run.x, 0, 0)
+    assert torch.equal(copy.gradient(x, 0, 0)[0], expected)
+    model = problem.model(x)
+    assert torch.equal(torch.cat([p.detach().reshape(-1) for p in model.parameters()]), x)
+    assert torch.equal(model(PAIRS[0][0]), problem.model(x)(PAIRS[0][0]))
 
 
-def test_a_model_that_cannot_be_copied_is_trained_all_the_same() -> None:
-    problem = without_a_copy()
-    before = problem.start(0)
-    run = dd.simulate(dd.DuDe(0.05), problem, SPEEDS, updates=3, evaluation=dd.Evaluation(every=3))
-    assert not run.x.equal(before) and problem.start(0).equal(before)
+def normalised() -> nn.Module:
+    """A network whose first layer's weight is computed at each pass, and stays in it until the next."""
+    with pytest.warns(FutureWarning, match="weight_norm"):
+        return nn.Sequential(nn.utils.weight_norm(mlp()[0]), *mlp()[1:])
+
+
+def test_a_model_that_cannot_be_copied_is_refused() -> None:
+    model = mlp()
+    model.lock = threading.Lock()
+    for way in (model, lambda: model):
+        with pytest.raises(dd.BadInput, match=r"cannot be copied \(TypeError: cannot pickle '_thread.lock'.*open files"):
+            network(way, PAIRS, workers=3)
+
+
+def test_a_full_gpu_ends_a_run_and_does_not_change_its_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(problems: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    problem = network(mlp(), PAIRS, workers=3)
+    monkeypatch.setattr("dualdelay.problems.network.Stacked", full)
+    with pytest.raises(dd.RunFailed, match=r"do not fit into what is free of cpu.*dd.Compute\(batch=False\)"):
+        problem.batched([problem])
 
 
 def test_a_recurrent_layer_leaves_its_weights_where_they_are_and_the_user_s_copy_may_move_them() -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import dualdelay as dd
+from dualdelay.core.compression import Packed
 from dualdelay.engine.evaluation import Schedule
 from dualdelay.workers.messages import Reply
 from dualdelay.workers.records import MOVES, Status, WorkerRecord
@@ -348,6 +349,8 @@ def test_a_memory_missing_in_a_checkpoint_is_restored_when_the_run_goes_on_from_
         {"value": "g"},
         {"value": np.array(["a", "b"])},
         {"value": [1.0, 2.0]},
+        {"value": Packed(2**40 - 1, (np.zeros(1, np.int32), np.ones(1)))},
+        {"value": {"x": Packed(2**22, (np.zeros((2, 1), np.int32), np.ones((2, 1))))}},
         {"error": None},
     ],
     ids=str,

@@ -157,6 +157,32 @@ def test_bad_input_is_tried_once_more_and_a_worker_that_gave_nothing_is_named_at
     assert not any("learnt nothing" in note for note in dd.train(DUDE(), dd.Quadratic(TRIO), fleet_of(), updates=9).notes)
 
 
+class Unlucky(Unfit):
+    """A line of worker 1 is lost in its first job, too."""
+
+    def gradient(self, x, worker, draw):
+        if worker == 1 and draw == 0:
+            raise OSError("no such host")
+        return super().gradient(x, worker, draw)
+
+
+def test_other_exceptions_before_bad_input_do_not_count_as_that():
+    problem = Unlucky(TRIO)
+    problem.unfit = {1}
+    run = dd.train(DUDE(), problem, fleet_of(retries=3), updates=60)
+    assert kinds(run, 1) == ["failed", "failed"] and run.state.n == 3
+
+
+def test_after_a_resume_a_few_bad_samples_in_a_row_are_no_reason_to_leave(tmp_path):
+    problem = Unfit(TRIO)
+    problem.unfit = set()
+    before = dd.train(DUDE(), problem, fleet_of(retries=3), updates=60, folder=tmp_path / "run", checkpoint_every=20)
+    next_draw = 1 + max(draw for worker, draw in zip(before.trace.worker, before.trace.draw, strict=True) if worker == 1)
+    problem.unfit = {next_draw + 2, next_draw + 3}
+    run = dd.resume(tmp_path / "run", 120, problem=problem, fleet=fleet_of(retries=3))
+    assert kinds(run, 1) == ["failed", "failed"] and run.state.n == 3
+
+
 @pytest.mark.parametrize("unfit", [{0}, {5, 6, 12, 13, 14}], ids=["the first", "some"])
 def test_a_worker_with_a_few_bad_samples_stays(unfit, tmp_path):
     problem = Unfit(TRIO)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import math
 import os
@@ -106,6 +107,7 @@ ENDLESS.append(ENDLESS)
         "x" * 10**6,
         10**5000,
         np.array([None]),
+        np.ma.masked_array([1.0, 2.0], [False, True]),
         {"a": torch.ones(1)},
         {0: 1.0},
         np.float32(1.5),
@@ -117,7 +119,8 @@ ENDLESS.append(ENDLESS)
         os.stat_result(range(10)),
     ],
     ids=[
-        "object", "long array", "long text", "long number", "objects", "tensor", "keys", "float32", "float64", "deep",
+        "object", "long array", "long text", "long number", "objects", "masked",
+        "tensor", "keys", "float32", "float64", "deep",
         "endless", "packed with other places", "packed with places beyond", "other tuple",
     ],
 )  # fmt: skip
@@ -132,21 +135,24 @@ def test_what_would_come_as_something_else_or_is_too_long_is_not_said_at_all(wro
 def test_whoever_says_what_cannot_be_read_is_lost():
     kinds = [kind.__name__ for kind in (JobRequest, Reply)]
     texts = [
-        b"[1, []]",
         b"no JSON",
         b'[{"array": 1}, []]',
         b"[[], 5]",
         *(f'[{{"{kind}": []}}, []]'.encode() for kind in kinds),
     ]
-    for text in texts[1:]:
+    for text in texts:
         packet = struct.pack("<Q8x", len(text)) + text
         with line() as (server, worker):
             server._line.send(packet)
             with pytest.raises(LineLost, match="sent what cannot be read"):
                 worker.hear()
+            assert worker.answer(REPLY)
             worker._line.send(packet)
-            with pytest.raises(LineLost, match="sent what cannot be read"):
-                server.heard()
+            assert worker.answer(REPLY)
+            assert same(server.heard(), [REPLY])  # of what came before it nothing is lost
+            for _ in range(2):
+                with pytest.raises(LineLost, match="sent what cannot be read"):
+                    server.heard()
 
 
 def test_a_server_is_not_held_up_by_a_worker_that_does_not_listen_and_nothing_is_lost_but_jobs_that_are_overtaken():
@@ -174,8 +180,15 @@ def test_what_was_said_before_an_end_is_heard_before_that():
             server.heard()
 
 
+def no_more_descriptors(*_):
+    raise OSError(errno.EMFILE, "too many open files")
+
+
 def test_nobody_is_there_or_not_any_more():
     with pytest.raises(LineLost, match="there is nobody at 'dualdelay-none'"):
+        ServersEnd("\0dualdelay-none", os.getpid())
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(LineLost, match=r"can be no more lines: .*too many"):
+        patched.setattr(socket, "socket", no_more_descriptors)
         ServersEnd("\0dualdelay-none", os.getpid())
     for first in (0, 1):
         with line() as ends:

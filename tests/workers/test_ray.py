@@ -4,8 +4,11 @@ What the server decides is tested on virtual time: test_train.py, test_faults.py
 """
 
 import socket
+import sys
 import time
+import types
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 import ray
@@ -13,9 +16,10 @@ from torch.nn.functional import cross_entropy
 
 import dualdelay as dd
 from dualdelay.engine.half import Half
+from dualdelay.workers.messages import EvaluationRequest
 from dualdelay.workers.ray_fleet import RayTransport, _SharedModel
 from helpers import ROUNDED, check_replay, kinds
-from real import Real, Site, Wide, kill, small_net
+from real import Measured, Real, Site, Wide, kill, small_net
 from transports import LossyRayFleet
 from virtual import RandomWeather
 
@@ -109,8 +113,11 @@ class SeenFleet(dd.RayFleet):
 
 
 def test_workers_here_are_asked_by_lines_and_by_ray_once_these_fail_with_the_same_bits(tmp_path, caplog):
-    """Models travel as small differences; a line has no room for a while, is cut, fails at its worker, carries no more."""
-    fleet, seen = SeenFleet(cpus=0.1, faults=dd.FaultPolicy(resend=0.3)), []
+    """Models travel as small differences; a line has no room for a while, is cut, fails at its worker, carries no more.
+
+    With the one that is cut a request to evaluate is lost.
+    """
+    fleet, seen = SeenFleet(cpus=0.1, faults=dd.FaultPolicy(resend=0.3, deadline=60)), []
 
     def strike(state, arrival):
         lines = fleet.transports[0]._lines
@@ -119,12 +126,22 @@ def test_workers_here_are_asked_by_lines_and_by_ray_once_these_fail_with_the_sam
             send = lines[0]._send
             lines[0]._send = lambda packet: (setattr(lines[0], "_send", send), send_no_more())
         elif state.version == 10:
-            lines[0]._line.shutdown(socket.SHUT_RDWR)
+            fleet.transports[0]._say = partial(losing, fleet.transports[0]._say)
         elif state.version == 15:
             lines[1].ask("nonsense")
         elif state.version == 20:
             packed = lines[2]._packed
             lines[2]._packed = lambda message: None if message[0] is not None else packed(message)
+
+    def losing(say, request, model, held):
+        line = fleet.transports[0]._lines.get(0)
+        if line is None or request.worker != 0 or not isinstance(request, EvaluationRequest):
+            return say(request, model, held)
+        seen.append("lost")
+        line._send = lambda packet: None
+        said = say(request, model, held)
+        line._line.shutdown(socket.SHUT_RDWR)
+        return said
 
     def send_no_more():
         seen.append("full")
@@ -132,18 +149,33 @@ def test_workers_here_are_asked_by_lines_and_by_ray_once_these_fail_with_the_sam
 
     run = dd.train(
         dd.DuDe(lr=2.0**-6),
-        Wide(workers=3),
+        Measured(workers=3),
         fleet,
         updates=60,
         server=dd.Server(downlink="int8"),
+        evaluation=dd.Evaluation(every=10),
         watch=[strike],
         folder=tmp_path / "run",
     )
-    assert run.version == 60 and kinds(run) == []
-    assert "full" in seen and [lines for lines in seen if lines != "full"][::59] == [[0, 1, 2], []]
+    assert run.version == 60 and kinds(run) == [] and set(run.metrics.answered.tolist()) == {3.0}
+    assert seen.count("full") == seen.count("lost") == 1
+    assert [lines for lines in seen if isinstance(lines, list)][::59] == [[0, 1, 2], []]
     [said] = [text for record in caplog.records if "calls of Ray's" in (text := record.getMessage())]
     assert said.startswith("worker 1 is asked by calls of Ray's from now on, for its line failed: AttributeError: 'str'")
-    check_replay(run, tmp_path / "run", Wide(workers=3))
+    check_replay(run, tmp_path / "run", Measured(workers=3))
+
+
+@pytest.mark.parametrize("shards", [None, pytest.param(2, marks=pytest.mark.slow)])
+def test_code_that_a_process_does_not_find_is_named(shards, monkeypatch):
+    module = types.ModuleType("only_here")
+    exec("import dualdelay as dd, real\nclass A(dd.DuDe): pass\nclass P(real.Wide): pass", module.__dict__)
+    monkeypatch.setitem(sys.modules, "only_here", module)
+    method, problem = (module.A(lr=0.1), Wide()) if shards else (dd.DuDe(lr=0.1), module.P())
+    who = "a shard of the server" if shards else r"worker \d \(it"
+    with pytest.raises(
+        dd.RunFailed, match=f"{who} could not start: ModuleNotFoundError: No module named 'only_here'; it looks"
+    ):
+        dd.train(method, problem, dd.RayFleet(cpus=0.1, shards=shards), updates=5)
 
 
 def test_data_are_built_in_the_worker_alone_and_evaluated_there(tmp_path):

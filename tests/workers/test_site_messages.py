@@ -124,22 +124,30 @@ def test_what_cannot_travel_is_refused_where_it_is_sent() -> None:
 
 @pytest.mark.parametrize("tells", [True, False])
 def test_a_site_whose_answer_cannot_travel_says_that_instead_and_goes_on(tells: bool, tmp_path: Path) -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+
     class Odd(Worker):
         def compute(self, request: JobRequest, x: Any, held: Any) -> Reply:
             return Reply(request, {"a": np.ones(2, complex)}, True, 0.5, 0.1)
 
         def evaluate(self, request: EvaluationRequest, x: Any) -> Evaluated:
-            return Evaluated(0, 1, 2, {"loss": 0.5, "words": {1, 2}})
+            odd = {2: {1, 2}, 3: 10**5000, 4: endless}[request.evaluation]
+            return Evaluated(0, 1, request.evaluation, {"loss": 0.5, "odd": odd})
 
     keys.enroll("a", tmp_path / "sites.txt", tmp_path / "a.key", days=1)
     site = sites.Site("http://127.0.0.1:1", "a", tmp_path / "a.key", lambda run: None, tell_errors=tells)
     site._worker, site._number, site._incarnation = Odd(0, dd.Quadratic([[1.0]]), Half(dd.DuDe(lr=0.1)), 1), 0, 1
     site._job({"request": REQUEST, "model": None, "held": None})
-    site._evaluate(EvaluationRequest(0, 1, 2, None), None)
-    (_, reply), (_, evaluated) = (wire.decode(bytearray(b"".join(site._outbox.get()._pieces))) for _ in range(2))
+    for number in (2, 3, 4):
+        site._evaluate(EvaluationRequest(0, 1, number, None), None)
+    said = (wire.decode(bytearray(b"".join(site._outbox.get()._pieces))) for _ in range(4))
+    (_, reply), (_, evaluated), *others = said
     why = ("complex128 cannot travel", "a set cannot travel") if tells else ("TypeError (its text stays",) * 2
     assert reply["request"] == REQUEST and why[0] in reply["error"] and not reply["keeps"] and reply["value"].shape == (0,)
     assert (evaluated["incarnation"], evaluated["evaluation"]) == (1, 2) and why[1] in evaluated["part"]
+    for (_, fields), kind in zip(others, ("ValueError", "RecursionError"), strict=True):
+        assert kind in fields["part"] and ("its text stays" in fields["part"]) is not tells
 
 
 # --- keys ---

@@ -55,6 +55,24 @@ def close(a, b):
     return float(np.abs(a - b).max()) <= rounding(4) * 8
 
 
+class Where(dd.Quadratic):
+    """Remembers the models that it was given, and how far they begin from where torch's own do."""
+
+    def gradient(self, x, worker, draw):
+        self.seen = (x.data_ptr() % 64, x.clone())
+        return super().gradient(x, worker, draw)
+
+
+def test_a_model_begins_where_torch_s_own_do_wherever_its_message_lies():
+    problem = Where([[1.0] * 5, [2.0] * 5])
+    worker, memory = Worker(0, problem, Half(dd.DuDe(lr=0.1)), 1), np.zeros(100, np.float32)
+    for sequence in range(20):
+        x = memory[sequence : sequence + 5]
+        x[:] = np.arange(5) + sequence
+        reply = worker.compute(request(sequence, sequence), x, None)
+        assert not reply.error and problem.seen[0] == 0 and np.array_equal(problem.seen[1], np.arange(5) + sequence)
+
+
 def test_a_repeated_request_gets_the_same_reply_without_computing_again():
     worker = new_worker()
     first = worker.compute(request(0, 0), ORIGIN, None)

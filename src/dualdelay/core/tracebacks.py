@@ -17,6 +17,8 @@ _BEGIN = "Traceback (most recent call last):"
 _LONGEST = 600
 _HOME = "dualdelay.core.errors."  # of our own exceptions, which need no address
 
+_NEXT = re.compile(r"^(?:During handling of the above|The above exception was the direct cause of).*:$", re.MULTILINE)
+_NAME = re.compile(r"[^\s:]+")
 _GROUP = re.compile(r"^ *\| ([\w.]*ExceptionGroup: .*)", re.MULTILINE)  # what several exceptions together are told as
 
 
@@ -40,9 +42,10 @@ def _is_ours(call: traceback.FrameSummary) -> bool:
 
 def cause_of(text: str) -> str:
     """What a traceback ends with, in one line: the exception and what was added to it; of any other text the last line."""
-    lines = text.strip().splitlines()
+    last = _NEXT.split(text)[-1]
+    lines = last.strip().splitlines()
     begin = len(lines) - 1
-    if grouped := _GROUP.search(text):
+    if grouped := _GROUP.search(last):
         return shortened(grouped[1], _LONGEST)
     calls = [number for number, line in enumerate(lines) if line.startswith('  File "')]
     if _BEGIN in lines and calls:
@@ -53,6 +56,14 @@ def cause_of(text: str) -> str:
     return shortened(cause, _LONGEST) or "nothing"
 
 
+def kind_of(text: str) -> str:
+    """The name alone of the exception that a traceback ends with, for what it says may quote data; of other text what is
+    before a colon."""
+    cause = cause_of(text)
+    named = _NAME.match(cause) if _BEGIN in text or _GROUP.search(text) else None
+    return named[0] if named else cause.partition(":")[0].strip()
+
+
 def is_bad_input(text: str) -> bool:
     """Whether a traceback ends with bad input."""
-    return cause_of(text).startswith("BadInput")
+    return kind_of(text) == "BadInput"

@@ -71,15 +71,7 @@ class FlatModule:
 
     def _copied(self) -> nn.Module:
         """A copy of the module in its usual mode: another thread may be evaluating with it."""
-        try:
-            module = copy.deepcopy(self.module)
-        except Exception as error:  # whatever copying a user's objects raises
-            said = f"{type(error).__name__}: {error}"
-            raise BadInput(
-                f"the model cannot be copied, which other threads, processes and devices need ({said}). Keep out of "
-                "it what cannot be, such as results of its last forward pass, or have one process and one thread: "
-                "dd.simulate(..., compute=dd.Compute(cores=1))."
-            ) from error
+        module = copied(self.module)
         for name, part in module.named_modules():
             part.training = name in self._trained
             if name in self._dropout:
@@ -135,18 +127,13 @@ class FlatModule:
         self.weights.copy_(x)
         training = [part for part in self.module.modules() if part.training]
         self.module.eval()
-        layers = [part for part in training if isinstance(part, nn.RNNBase)]
-        recurrent = [(layer, layer.dropout) for layer in layers if type(layer) in _RECURRENT]
+        recurrent = [(part, part.dropout) for part in training if isinstance(part, nn.RNNBase) and type(part) in _RECURRENT]
         for layer, _ in recurrent:  # in evaluation mode cuDNN takes no gradient; without dropout both modes are the same
             layer.training, layer.dropout = True, 0.0
-        cudnn = torch.backends.cudnn.enabled
-        if self.weights.is_cuda and len(recurrent) < len(layers):  # nobody knows what others do in training mode
-            torch.backends.cudnn.enabled = False
         try:
             with own_kernels("float32", self.weights.is_cuda):
                 yield
         finally:
-            torch.backends.cudnn.enabled = cudnn
             for layer, dropout in recurrent:
                 layer.dropout = dropout
             for part in training:
@@ -173,6 +160,21 @@ class FlatModule:
         except RuntimeError as error:
             raise BadInput(f"the given weights are not this model's: {error}") from None
         return flat_weights(module)
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """A copy of a module: threads, processes and devices each have their own, and nobody's is changed by another's run.
+
+    Of what lies in it from its last pass, as old weight normalisation leaves it there, the copy has the numbers alone.
+    """
+    passed = [v for part in module.modules() for v in vars(part).values() if isinstance(v, Tensor) and not v.is_leaf]
+    try:
+        return copy.deepcopy(module, {id(value): value.detach().clone() for value in passed})
+    except Exception as error:  # whatever copying a user's objects raises
+        raise BadInput(
+            f"the model cannot be copied ({type(error).__name__}: {error}), which every thread, process and device needs. "
+            "Keep out of it what cannot be, such as locks, open files and tensors of its last pass in lists."
+        ) from error
 
 
 def _stay() -> None:

@@ -30,7 +30,7 @@ from ..core.errors import (
 from .batchnorm import refuse_batchnorm
 from .data import Shard, Shards, TestData, digest, name_of, objectives, on_device
 from .dense import is_cross_entropy
-from .flat_module import FlatModule, bits, flat_weights
+from .flat_module import FlatModule, bits, copied, flat_weights
 from .generators import seeded
 from .inspection import count_operations, is_samplewise, refuse_impure, refuse_sums
 from .minibatches import Batches, Minibatches, portion
@@ -133,7 +133,7 @@ class Network(Problem):
         self._draws = Draws(self.seed, "stochastic")
         self._plain_loss = type(self).loss_on is Network.loss_on and step is None
         self._build_model = None if isinstance(model, nn.Module) else model
-        self.net = FlatModule(_own_copy(model if isinstance(model, nn.Module) else self._built_model(0)))
+        self.net = FlatModule(copied(model if isinstance(model, nn.Module) else self._built_model(0)))
         self.precision = "float32"
         refuse_batchnorm(self.net.module)
         self._samplewise = loss is not None and is_samplewise(self.net.module)
@@ -699,17 +699,6 @@ class Network(Problem):
 
 def _is_pair(batch: Any) -> bool:
     return type(batch) is tuple and len(batch) == 2 and type(batch[0]) is type(batch[1]) is Tensor
-
-
-def _own_copy(module: nn.Module) -> nn.Module:
-    """A copy: whoever gave the module, or gives the same one again, is to find it unchanged.
-
-    Old weight normalisation, say, cannot be copied; then it is the module itself.
-    """
-    try:
-        return copy.deepcopy(module)
-    except Exception:  # whatever copying a user's objects raises
-        return module
 
 
 def _loss_of(output: Any) -> Any:

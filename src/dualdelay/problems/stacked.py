@@ -6,7 +6,7 @@ import gc
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ _ALONE = 3  # gradients on a GPU that are taken one after the other if no graph 
 _FEW = 2048  # samples that several models are evaluated on at once on a processor, theirs counted together
 _WAITS = "called a synchronizing CUDA operation"  # what torch says of such
 _trying = threading.Lock()  # the mode that shows who waits is one for all threads
-_SPARE = 0.4  # the share of a GPU's free memory that one call may take
+_SPARE = 0.2  # the share of a GPU's memory that one call may take, whatever is free of it: the bits depend on it
 
 
 class _Samples:
@@ -102,9 +102,7 @@ class Stacked:
 
     def __init__(self, problems: Sequence[Any]) -> None:
         first = problems[0]
-        self._net = first.net
-        with suppress(RuntimeError):  # some modules cannot be copied
-            self._net = first.net.on(first.net.weights.device)  # what fails in a trial may leave batched weights in an LSTM
+        self._net = first.net.on(first.net.weights.device)  # what fails in a trial may leave batched weights in an LSTM
         self._loss, self._precision = first.loss, first.precision
         self._batch = first.minibatches.size
         self._samples = _Samples(problems)
@@ -191,15 +189,15 @@ class Stacked:
             )
 
     def _most_in_memory(self, static: tuple[Tensor, Tensor, Tensor]) -> int:
-        """How many gradients at once the free memory allows, by a trial of a few."""
+        """How many gradients at once the memory allows, by a trial of a few."""
         gc.collect()  # graphs of earlier sweeps hold memory until they are found to be garbage
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
         self._compute(*static)
         needed = max(1, (torch.cuda.max_memory_allocated(self._device) - before) // _TRIAL)
-        free, _ = torch.cuda.mem_get_info(self._device)
-        return max(1, int(_SPARE * free) // needed)
+        _, total = torch.cuda.mem_get_info(self._device)
+        return max(1, int(_SPARE * total) // needed)
 
 
 class StackedModule:

@@ -60,7 +60,9 @@ _GRADIENTS_PER_PIECE = 16  # gradients' worth of samples that a worker evaluates
 _NAMED = 20  # workers that one line names
 _DIFFERENCES = 8  # of models for one worker that are kept, in case that it has not had the last ones
 _NOT_THERE = (Status.STARTING, Status.OVERDUE)
-_BAD_INPUTS = 2  # first jobs of a worker, of different samples, after which bad input is not that of a few bad samples
+_LONGER = 4  # numbers that a message may come to for each byte of the largest model
+_SHORT = 2**20  # bytes of a model, below which it is of no matter how long messages are
+_BAD_INPUTS = 2  # jobs of a worker that has delivered nothing, after which bad input is not that of a few bad samples
 _ASKED = "it was asked to"  # as in engine.result.PLANNED: nothing is wrong with such a worker
 
 
@@ -83,6 +85,7 @@ class Coordinator(Fleet):
         self._head: Event | None = None  # what the loop takes next
         self._wakes: list[float] = []
         self._current = Model(-1, None)
+        self._longest = 0  # bytes of the largest model that was sent
         self._differences: dict[int, dict[int, tuple[int, Any]]] = {}  # models sent small, by worker and serial: from where
         self._evaluations = PendingEvaluations(self._evaluation_ended)
         self._ended_evaluations: deque[PendingEvaluation] = deque()
@@ -310,6 +313,7 @@ class Coordinator(Fleet):
     # --- orders ---
 
     def _lend(self, version: int, x: Sent, serial: int = 0, packed: Any = None) -> Model:
+        self._longest = max(self._longest, size_of(x))
         if serial:
             return Model(version, self._transport.put(x), serial, as_arrays(packed), size=size_of(x))
         if self._current.version != version:
@@ -528,7 +532,7 @@ class Coordinator(Fleet):
             return
         request, record.request = record.request, None
         record.jobs_done += 1
-        record.reply = reply = checked(reply, request)
+        record.reply = reply = checked(reply, request, _LONGER * max(self._longest, _SHORT))
         record.has = request.serial if not reply.error else 0
         if not reply.error or reply.refused:
             self._heard_gradient = record.has_delivered = True
@@ -540,7 +544,8 @@ class Coordinator(Fleet):
         if not self._heard_gradient and len(tried) > 1 and all(other.failures for other in tried):
             last = cause_of(reply.error)
             self._failure = f"nobody could compute a first gradient; worker {record.number} says: {last}"
-        if is_bad_input(reply.error) and not record.has_delivered and record.failures >= _BAD_INPUTS:
+        record.bad_inputs += is_bad_input(reply.error) and not record.has_delivered
+        if record.bad_inputs >= _BAD_INPUTS:
             self._give_up(record, f"no gradient can be computed from its data: {cause_of(reply.error)}")
         elif record.failures > self._policy.retries:
             self._give_up(record, f"{record.failures} exceptions in a row, the last: {cause_of(reply.error)}")
@@ -797,7 +802,7 @@ class Coordinator(Fleet):
         columns = (saved[name] for name in ("queues", "polled", "sent", "evaluation_seconds"))
         for record, draws, polled, down, seconds in zip(self.records, *columns, strict=True):
             record.queue.extend(draws)
-            record.polled, record.down = set(polled), down
+            record.polled, record.down, record.has_delivered = set(polled), down, True  # if not, it fails again and again
             record.evaluation_seconds, record.last_evaluation_seconds = seconds
             if record.number in saved["lost"]:
                 record.blocked, record.memory = True, MemoryPlace.LOST

@@ -142,7 +142,10 @@ class ServersEnd(_End):
 
     def __init__(self, address: str, worker: int) -> None:
         """Call the process of that number, which has to listen there."""
-        line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            raise LineLost(f"there can be no more lines: {error}") from error
         try:
             super().__init__(line)
             line.setblocking(False)  # others of the machine could make the queue at that door a long one
@@ -154,6 +157,7 @@ class ServersEnd(_End):
             line.close()
             raise LineLost(f"whoever listens at {address[1:]!r} is another process.")
         self._later: deque[tuple[Any, bytes]] = deque()  # what there was no room for: the worker is at work
+        self._lost: LineLost | None = None  # what came after the last that was heard
         self.refused = 0
         """How many requests in a row could not be said, because they were not plain or too long."""
 
@@ -192,14 +196,17 @@ class ServersEnd(_End):
     def heard(self) -> list[Any]:
         """What has come in; that the other end is gone is heard when nothing else is left."""
         heard: list[Any] = []
+        if self._lost is not None:
+            raise self._lost
         try:
             while True:
                 heard.append(self._heard())
         except BlockingIOError:
             return heard
-        except LineLost:
+        except LineLost as error:
             if not heard:
                 raise
+            self._lost = error
             return heard
 
 

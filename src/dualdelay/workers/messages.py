@@ -172,8 +172,11 @@ def request_of(reply: Reply) -> JobRequest | None:
     return request if well_formed else None
 
 
-def checked(reply: Reply, request: JobRequest) -> Reply:
-    """The reply to this request, if its parts are what they should be; otherwise that of a job that failed."""
+def checked(reply: Reply, request: JobRequest, most: int) -> Reply:
+    """The reply to this request, if its parts are what they should be; otherwise that of a job that failed.
+
+    What was made small for its way comes to so many numbers at most: it is not to fill the server's memory.
+    """
     wrong = ""
     if not isinstance(reply.error, str) or not isinstance(reply.refused, str):
         wrong = f"its error is {reply.error!r:.50}, which is no text"
@@ -181,6 +184,8 @@ def checked(reply: Reply, request: JobRequest) -> Reply:
         wrong = f"its loss is {reply.loss!r:.50} and took {reply.seconds!r:.50} s, which are no numbers"
     elif not reply.error and not _is_message(reply.value):
         wrong = "its message is no array of numbers, and no arrays by name"
+    elif not reply.error and (numbers := _numbers(reply.value)) > most:
+        wrong = f"its message comes to {numbers:,} numbers; expected {most:,} at most"
     elif not reply.error and (type(reply.steps) is not int or not 0 <= reply.steps <= request.steps):
         wrong = f"it took {reply.steps!r:.50} gradients, where {request.steps} were asked for"
     elif not reply.error and reply.steps < request.steps and not request.polled:
@@ -202,6 +207,13 @@ def _is_message(value: object) -> bool:
     if isinstance(value, dict):
         return bool(value) and all(isinstance(name, str) and _is_message(part) for name, part in value.items())
     return isinstance(value, Packed) or _is_array(value)
+
+
+def _numbers(value: Any) -> int:
+    """How many numbers what was made small comes to; those that were left out on its way are counted, too."""
+    if isinstance(value, Mapping):
+        return sum(map(_numbers, value.values()))
+    return int(value.length * math.prod(np.shape(value.parts[1])[:-1])) if isinstance(value, Packed) else 0
 
 
 def _is_array(value: object) -> bool:

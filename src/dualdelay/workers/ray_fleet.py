@@ -56,7 +56,7 @@ from .messages import (
     each_part,
 )
 from .output import Output
-from .ray_shards import UNTRACED, AtWorker, Files, LentModel, NotThere, RayShards, ShardLine
+from .ray_shards import UNTRACED, AtWorker, Files, LentModel, NotThere, RayShards, ShardLine, why_not_started
 from .security import authenticates, is_loopback, own_token, require_answer, require_here, require_same_ray, require_secure
 from .settings import WorkerFleet
 from .shared_memory import Name, Overlay, Reader, Segments
@@ -72,6 +72,9 @@ _REPEATED_BY_US = (  # Ray need not say it as well
 )
 _FREED_SOON = ("RAY_free_objects_period_milliseconds", "50")  # after a second, Ray's own, gigabytes of old messages wait
 _ACTOR = "dualdelay worker "  # begins the names of our actors
+_NAMELESS = (
+    "dualdelay worker"  # of one for which what it is to work with could not be read: Ray asks for its name even then
+)
 _NO_TOKEN = (
     "; if it asks for a token (Ray speaks of InvalidAuthToken then), set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN here as on "
     "the cluster"
@@ -154,17 +157,18 @@ class RayFleet(WorkerFleet):
 class _Actor(Worker):
     """A worker as a Ray actor. One that is on the server's machine is asked by a line of its own and not by calls."""
 
+    _name = _NAMELESS
     _door: Door  # where the server is let in, if it may be
     _to_server: WorkersEnd | None = None
 
     def __init__(self, incarnation: int, worker: int, *rest: Any) -> None:
         super().__init__(worker, *rest)
-        self._incarnation = incarnation
+        self._incarnation, self._name = incarnation, f"{_ACTOR}{worker}-{incarnation}"
         with suppress(ValueError):  # only the main thread may
             signal.signal(signal.SIGTERM, _end)  # Ray would wait for the call that never returns
 
     def __repr__(self) -> str:  # Ray writes this before what the process prints
-        return f"{_ACTOR}{self._worker}-{self._incarnation}"
+        return self._name
 
     def ready(self, count: bool, probe: Name | None) -> Ready:
         """Its node, its process, what its bits depend on, and if that is asked its number of samples.
@@ -247,6 +251,8 @@ class _FirstRank(_Actor):
 
 class _FurtherRank:
     """A rank that takes part in the gradients of the first."""
+
+    _name = _NAMELESS
 
     def __init__(
         self, rank: int, ranks: int, own_gpu: bool, incarnation: int, worker: int, problem: Problem, threads: int
@@ -609,6 +615,7 @@ class RayTransport:
         self._near: dict[int, Reader] = {}  # those workers, and how their messages are read
         self._lines: dict[int, ServersEnd] = {}  # to workers on this machine
         self._attending: dict[Any, ServersEnd] = {}  # the calls in which they listen to that
+        self._evaluating: dict[int, tuple[EvaluationRequest, Any]] = {}  # what they were asked by these to evaluate
         self._selector = selectors.DefaultSelector()  # of the lines, and of one that says that a call has ended
         self._ended: deque[Any] = deque()  # those calls
         self._bell, self._ring = socket.socketpair()
@@ -746,6 +753,7 @@ class RayTransport:
 
     def stop(self, worker: int) -> None:
         self._near.pop(worker, None)
+        self._evaluating.pop(worker, None)
         self._hang_up(worker)
         actor = self._actors.pop(worker, None)
         if actor is not None:
@@ -831,6 +839,8 @@ class RayTransport:
             self._hang_up(request.worker)
             return False
         self._look_out(line, request.worker)
+        if said and isinstance(request, EvaluationRequest):
+            self._evaluating[request.worker] = (request, model)
         return said
 
     def _look_out(self, line: ServersEnd, worker: int) -> None:
@@ -840,14 +850,21 @@ class RayTransport:
             self._selector.modify(line, events, worker)
 
     def _hang_up(self, worker: int) -> None:
-        """There is no line to a worker any more."""
+        """There is no line to a worker any more: it is asked by Ray for an evaluation that it was asked for by that.
+
+        A job is sent again in time.
+        """
         line = self._lines.pop(worker, None)
-        if line is not None:
-            with suppress(LineLost):
-                for answer in line.heard():
-                    self._take(answer)
-            self._selector.unregister(line)
-            line.close()
+        if line is None:
+            return
+        with suppress(LineLost):
+            for answer in line.heard():
+                self._take(answer)
+        self._selector.unregister(line)
+        line.close()
+        if worker in self._evaluating:
+            request, model = self._evaluating.pop(worker)
+            self._await(self._actors[worker].evaluate.remote(request, model), worker, request.incarnation)
 
     def _watch(self, call: Any) -> None:
         """Have the bell rung when a call has ended."""
@@ -970,6 +987,8 @@ class RayTransport:
         """Hand a notice on."""
         if isinstance(notice, Reply):
             notice = self._with_message(notice)
+        elif isinstance(notice, Evaluated):
+            self._evaluating.pop(notice.worker, None)
         if notice is not None:
             self._inbox.append(notice)
 
@@ -1036,9 +1055,8 @@ class RayTransport:
 
 def _why_dead(error: str) -> tuple[str, bool]:
     """Why an actor is dead, from Ray's explanation, and whether the next would die of the same."""
-    lines = re.sub(r"\x1b\[\d+m", "", error).strip().splitlines()
-    if "creation task" in lines[0]:
-        return f"it could not start: {lines[-1]}", True
+    if why := why_not_started(error):
+        return f"it could not start: {why}", True
     if "low on memory" in error or "memory monitor" in error:
         return "its process was killed because its machine ran out of memory", False
     signal = re.search(r"SIG[A-Z]+", error.partition("Some common causes")[0])

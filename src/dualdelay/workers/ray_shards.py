@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import threading
 import warnings
 import weakref
@@ -173,8 +174,19 @@ def _arrays(sent: Sent) -> Iterator[tuple[str, Array]]:
     return iter(named(as_arrays(sent)).items())
 
 
+def why_not_started(error: str) -> str:
+    """Why an actor did not come to be, from Ray's explanation of its death; empty if it died later."""
+    lines = re.sub(r"\x1b\[\d+m", "", error).strip().splitlines()
+    if "creation task" not in lines[0]:
+        return ""
+    places = "it looks for modules in the folder of your program, and among the packages that are installed on its machine"
+    return f"{lines[-1]}; {places}" if lines[-1].startswith("ModuleNotFoundError") else lines[-1]
+
+
 class ShardActor:
     """A shard in a process of its own. It does one thing at a time, and what waits for something else lets others go on."""
+
+    _number = -1  # until what it is to work with could be read: Ray asks for its name even then
 
     def __init__(self, plan: ShardPlan, number: int, threads: int, piece: int, files: Files) -> None:
         use_threads(threads)
@@ -815,7 +827,8 @@ class RayShards:
     def _failure(self, error: Exception) -> Exception:
         """What to say of a call that has failed."""
         if isinstance(error, self._ray.exceptions.RayActorError):
-            return self._lost()
+            why = why_not_started(str(error))
+            return RunFailed(f"a shard of the server could not start: {why}.") if why else self._lost()
         cause = getattr(error, "cause", None)
         if isinstance(cause, DualDelayError):  # such as a disk that is full
             return cause

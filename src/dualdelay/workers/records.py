@@ -64,6 +64,7 @@ class WorkerRecord:
     failures: int = 0  # in a row
     jobs_done: int = 0
     has_delivered: bool = False  # whether one of them came to something
+    bad_inputs: int = 0  # of those before the first that did
     memory: MemoryPlace = MemoryPlace.NONE
     held: Kept | None = None  # what it keeps, while that is at the server
     blocked: bool = False  # between a crash and what is done about it

@@ -17,6 +17,10 @@ _DEEPEST = 12  # levels of a structure
 _TUPLE = "tuple"
 
 
+UNSAYABLE = (TypeError, ValueError, RecursionError)
+"""What writing a message raises if something in it cannot travel, such as a number of thousands of digits."""
+
+
 def array_name(place: int) -> str:
     """What an array is called beside the structure that names it by its place."""
     return f"t{place}"
@@ -36,7 +40,7 @@ def plain(value: Any, arrays: list[Array], kinds: Kinds | None = None, depth: in
         raise TypeError("a structure that is so deep cannot travel")
     if value is None or type(value) in (bool, int, float, str):
         return value
-    if isinstance(value, np.ndarray):
+    if type(value) is np.ndarray or (kinds is None and isinstance(value, np.ndarray)):
         arrays.append(value)
         return {"array": len(arrays) - 1}
     if isinstance(value, Packed):

@@ -21,6 +21,8 @@ from ..core.work import Sent, TakeGradient
 from ..engine.half import Half, Kept, Task
 from .messages import Array, Evaluated, EvaluationRequest, JobRequest, PollRequest, Reply, as_arrays, as_tensors
 
+_ALIGNED = 64  # bytes of which a model begins at a multiple, as torch's own: a product's bits may depend on where it lies
+
 GONE = "the model of this evaluation is not there any more"
 """What is answered then: it was given up, but this worker is to be asked for another one."""
 
@@ -222,10 +224,10 @@ class Worker:
         use_threads(self._threads)
         if isinstance(x, dict) or not self._half.is_default:
             return copy.deepcopy(as_tensors(x))
-        if x.flags.writeable:  # it came by a message of its own, which nobody else reads
+        if x.flags.writeable and x.__array_interface__["data"][0] % _ALIGNED == 0:  # nobody else reads its message
             return torch.from_numpy(x)
         if self._x.shape != x.shape:
-            self._x = torch.from_numpy(np.empty_like(x))
+            self._x = torch.empty(x.shape, dtype=torch.from_numpy(x[:0].copy()).dtype)
         np.copyto(self._x.numpy(), x)
         return self._x
 

@@ -22,11 +22,11 @@ import numpy as np
 from ...core import Problem
 from ...core.environment import environment
 from ...core.errors import BadInput, DualDelayError
-from ...core.tracebacks import cause_of, told
+from ...core.tracebacks import kind_of, told
 from ...core.version import __version__
 from ...engine.half import Half
 from ..messages import EvaluationRequest, JobRequest, PollRequest, Reply, is_told
-from ..structures import BadMessage
+from ..structures import UNSAYABLE, BadMessage
 from ..worker import Worker
 from . import keys, wire
 from .line import Gone, Letter, Line, Lost, Refused, Session, Unknown
@@ -275,7 +275,7 @@ class Site:
             return
         try:
             self._reply(reply)
-        except TypeError as error:
+        except UNSAYABLE as error:
             self._reply(Reply(reply.request, np.empty(0), False, math.nan, reply.seconds, told(error)))
 
     def _reply(self, reply: Reply) -> None:
@@ -290,8 +290,7 @@ class Site:
         self._failures += 1
         if is_told(self._failures):
             log.warning("a job failed here, the %d. time:\n%s", self._failures, error.strip())
-        kind = cause_of(error).partition(":")[0].strip()
-        return error if self._tell_errors else f"{kind} (its text stays at the site, in the site's log)"
+        return error if self._tell_errors else f"{kind_of(error)} (its text stays at the site, in the site's log)"
 
     def _evaluate(self, request: EvaluationRequest, model: Any) -> None:
         if self._worker is None or request.incarnation != self._incarnation:
@@ -307,7 +306,7 @@ class Site:
         part, name = evaluated.part, {"incarnation": request.incarnation, "evaluation": request.evaluation}
         try:
             self._post("evaluated", {**name, "part": self._told_of(part) if isinstance(part, str) else part})
-        except TypeError as error:  # it holds what cannot travel
+        except UNSAYABLE as error:  # it holds what cannot travel
             self._post("evaluated", {**name, "part": self._told_of(told(error))})
 
     # --- what the site sends ---
