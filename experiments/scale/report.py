@@ -77,7 +77,8 @@ def draw(found: dict[str, Any]) -> None:
             if inside.sum() > 0.04 * inside.size:
                 rows, columns = np.nonzero(inside)
                 column, row = int(np.median(columns)), int(np.median(rows))
-                place = across[max(column, 3)], up[row] * (2.6 if len(set(rows)) > 6 else 1.0)  # beside the dots
+                right, above = (1.0, 2.6) if len(set(rows)) > 6 else (2.5, 1.0)
+                place = across[max(column, 3)] * right, up[row] * above  # beside the dots
                 here = axes.text(*place, text, ha="center", va="center", fontsize=9)
                 here.set_bbox({"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1.5})
         runs = [point for point in found["points"] if (point["method"], point["shards"]) == (name, shards)]

@@ -26,6 +26,7 @@ MACHINE = Machine(
     shared=Message(0.0015, 0.0008, 0.0002, 0.004),
     shared_headed=Message(0.001, 0.0003, 0.0001, 0.005),
     shared_sliced=Message(0.0005, 0.0002, 0.0001, 0.001),
+    cold=1.0,
     store=5e9,
     process=1e8,
 )
@@ -104,6 +105,43 @@ def test_a_case_with_shards_by_hand() -> None:
     assert apart.server.peak == pytest.approx(1e8 + 1e7 * (own + stored) / 2)
 
 
+def test_a_shard_that_steps_block_by_block_by_hand() -> None:
+    """Its passes are those that were timed so, and take an eighth longer while others exchange vectors."""
+    found = cost(Plan(1e7, 4, 2, machines=1), replace(DUDE, by_blocks=60.0), MACHINE)
+    beside = 0.0
+    for _ in range(100):
+        shard = 0.0005 + 60 * 5e6 * (1 + beside / 8) / SPEED
+        job = 0.0003 + 2 * 0.0002 + (4 + 8) * 1e7 * (1 + beside) / SPEED
+        work = 2 * shard + 0.001 + job + 0.0003
+        beside = min(1.0, (work - shard - job / 4) / (work / 0.9 / 2))
+    assert found.server.seconds == pytest.approx(shard)
+    several = replace(DUDE, by_blocks=60.0, arrivals=3.0, absorb=20.0)  # the others are as much slower or faster
+    slow, quick = (cost(Plan(1e7, 4, 2), replace(several, absorb=a), MACHINE).server.seconds for a in (20.0, 0.0))
+    assert slow - quick == pytest.approx(2 * 20 * 60 / 40 * 5e6 / SPEED)
+
+
+def test_messages_are_slower_beside_vectors_that_the_caches_do_not_hold() -> None:
+    warm = replace(MACHINE, copying_beside=MACHINE.copying)
+    cold = replace(warm, cold=3.0)
+    bytes_of_a_weight = 4 + 8 + 16 + 16 + 4 * (4 + 4 + 4)  # state, models, and messages and gradients of four workers
+    for shards, message in ((0, MACHINE.shared), (2, MACHINE.shared_sliced)):
+        for weights, times in ((COPIED[1] // bytes_of_a_weight, 1.0), (2**24 // bytes_of_a_weight, 1.4), (1e8, 3.0)):
+            one, other = (cost(Plan(weights, 4, shards, machines=1), DUDE, m).server.seconds for m in (warm, cold))
+            assert other - one == pytest.approx((times - 1) * message.server, rel=1e-3, abs=1e-9)
+    assert cost(Plan(1e8, 4), DUDE, cold) == cost(Plan(1e8, 4), DUDE, warm)  # between machines it is not counted
+    with pytest.raises(dd.BadInput, match=r"cold is 0.5; expected 1 or more"):
+        replace(MACHINE, cold=0.5)
+
+
+def test_what_the_caches_hold_is_copied_as_quickly_as_there() -> None:
+    caches = replace(MACHINE, copying=(4 * SPEED,) * 3 + (SPEED,) * (len(COPIED) - 3))
+    caches = replace(caches, copying_beside=caches.copying)
+    held, beyond = 2**24 // (4 + 8 + 16 + 16 + 4 * (4 + 4 + 4)), 1e8
+    for weights, speed in ((held, 4 * SPEED), (beyond, SPEED)):
+        found = cost(Plan(weights, 4, machines=1), DUDE, caches).server.seconds
+        assert found == pytest.approx(0.0015 + (4 + 4 + 40 + 8) * weights / speed)
+
+
 def test_a_slow_line_is_the_bottleneck_and_more_shards_share_it() -> None:
     """A gradient of 4 GB on a line of 1e8 bytes per second takes 40 s; k shards take 40 / k, until workers are slower."""
     plan = Plan(1e9, 1000, bandwidth=1e8)
@@ -147,13 +185,14 @@ def test_gradients_share_the_cores_of_one_machine_unless_a_gpu_takes_them() -> N
 def test_more_of_anything_is_never_slower_on_one_machine(gradient: float) -> None:
     """More cores, faster memory: also where gradients or shards fill the cores. A single worker takes turns with the
     server, which the model does not know: it is left out."""
+    by_blocks = replace(DUDE, by_blocks=50.0)
     for weights, workers, shards in product((1e3, 1e6, 1e8), (4, 64), (0, 2)):
         plan, rates = Plan(weights, workers, shards, gradient, machines=1), []
         for cores in (1, 2, 4, 16, 64, 128):
-            machine = replace(MACHINE, cores=cores)
+            machine = replace(MACHINE, cores=cores, cold=2.0)
             faster = replace(machine, copying=(2 * SPEED,) * len(COPIED), copying_beside=(SPEED,) * len(COPIED))
-            rates.append(cost(plan, DUDE, machine).updates_per_second)
-            assert cost(plan, DUDE, faster).updates_per_second >= rates[-1] * (1 - 1e-6)
+            rates.append(cost(plan, by_blocks, machine).updates_per_second)
+            assert cost(plan, by_blocks, faster).updates_per_second >= rates[-1] * (1 - 1e-6)
         assert all(more >= less * (1 - 1e-6) for less, more in pairwise(rates))
 
 

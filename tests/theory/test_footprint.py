@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
 
 import dualdelay as dd
+from dualdelay.core.state import BLOCK
 from dualdelay.theory import footprint as counting
 from dualdelay.theory.footprint import footprint
 
@@ -113,6 +115,26 @@ def test_what_cannot_be_counted_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         footprint(Never(lr=0.1), 4, SERVER)
     with pytest.raises(dd.BadInput, match="Idle gives nobody work any more"):
         footprint(Idle(lr=0.1), 4, SERVER)
+
+
+class OfLength(dd.VanillaASGD):
+    """A user's own method that knows how long the model is."""
+
+    def step(self, s: Any, a: Any) -> Any:
+        assert len(a.value) in (1000, 2000, LONG)
+        return super().step(s, a)
+
+
+LONG = BLOCK + 1000
+
+
+def test_shards_that_step_block_by_block_are_timed_so() -> None:
+    found = footprint(dd.DuDe(lr=0.1), 4, SERVER, timed=LONG)
+    assert found.by_blocks is not None and found.by_blocks > 0
+    assert footprint(dd.DuDe(lr=0.1), 4, SERVER, timed=1000).by_blocks is None
+    for method, server in ((dd.DuDe(lr=0.1), dd.Server(optimizer="Adam")), (OfLength(lr=0.1), SERVER)):
+        assert footprint(method, 4, server, timed=LONG).by_blocks is None
+    assert footprint(dd.algorithms.ADPSGD(lr=0.1), 4, SERVER, timed=LONG).by_blocks is None
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ class Shard:
             del waiting[other]
         value, named_parts = next(iter(parts.values())), parts if is_named else NO_PARTS
         a = Arrival(Job(worker, draw, version), value, time, seconds, loss, size, steps, down, named_parts)
-        if self._goes_by_blocks(parts.values()):
+        if self.goes_by_blocks(parts.values()):
             yield from self._step_by_blocks(a)
             return
         if self.state.optimizer is not None and not a.parts:
@@ -197,7 +197,7 @@ class Shard:
             self._checksum = (self.state.version, int(checksum(self.state.weights, self._bits)))
         self._checksums.append(self._checksum[1])
 
-    def _goes_by_blocks(self, message: Iterable[Any]) -> bool:
+    def goes_by_blocks(self, message: Iterable[Any]) -> bool:
         """Whether a step is made block by block: of a long slice, whose weights are changed in place."""
         state = self._state
         long = len(state.weights) > BLOCK and state.optimizer is None and self._store.copies(state.weights)

@@ -29,6 +29,7 @@ TRAVEL = "its model and message on lines"
 _FREED = 100  # objects that nobody needs any more after which Ray frees them
 _FREED_AFTER = 1.0  # or seconds
 _FILLED = 0.9  # of the cores' time, where processes that exchange vectors and wait for one another share them
+_CROWDED = 1 / 8  # by how much longer arithmetic in a core's caches takes while the other cores exchange vectors
 _HALVINGS = 40  # after which the speed of memory agrees with how much uses it
 _CHECKED, _SUMMED, _INITIAL, _AUDIT = 4.0, 4.0, 4.0, 16.0  # bytes for each weight: the finite check, the checksum, ...
 _READ = 12.0  # the same that the head of shards reads: the last weights, the best, and those that are written at the end
@@ -197,30 +198,45 @@ def _load(plan: Plan, method: Footprint, machine: Machine, beside: float) -> _Lo
     a, parts = method.arrivals, max(1, plan.shards)
     d, up, down = plan.weights / parts, method.up * plan.weights, method.down * plan.weights
     stored = down / parts > INLINE
-    speed = machine.speed(math.inf, beside)  # beside other vectors the caches hold little
-    passes = a * method.send + method.update + (a - 1) * method.absorb
+    used = _working_set(plan, method)
+    speed = machine.speed(used, beside)
+    passes = method.update + (a - 1) * method.absorb
     by_blocks = plan.shards > 0 and not method.optimized and (plan.shared or 4 * d <= PIECE)
     cached = machine.speed(8.0 * BLOCK, beside)
-    summed = _SUMMED * d / (cached if by_blocks else speed)  # of what shards have just made
+    if by_blocks and method.by_blocks is not None:  # with their checksums
+        stepped = passes * method.by_blocks / method.update * d / machine.speed(used) * (1 + _CROWDED * beside)
+    else:
+        stepped = passes * d / speed + _SUMMED * d / (cached if by_blocks else speed)  # of what shards have just made
     checked = _CHECKED * plan.weights / (cached if plan.shards and plan.shared else speed)  # or workers have just copied
     puts, read = (a if method.own_models else 1) * down / parts, 2 * down
     if plan.shared and not method.own_models:
         read = 0.0  # a worker reads the model where it is
         puts = 0.0 if by_blocks else puts  # and shards make it there
     put = (2 / speed if plan.shared else 1 / machine.store) if stored else 0.0  # what is in the request is not put anywhere
-    moved = passes * d / speed + summed + puts * put + (0.0 if plan.shards else a * checked)
+    moved = stepped + a * method.send * d / speed + puts * put + (0.0 if plan.shards else a * checked)
     copies = (read + method.job * plan.weights) / speed + up * put + (checked if plan.shards else 0.0)
     if not plan.shards:
-        message = machine.shared if plan.shared else machine.large if stored else machine.small
+        message = (
+            machine.beside_vectors(machine.shared, used) if plan.shared else machine.large if stored else machine.small
+        )
         waited = message.round_trip - message.server - message.worker
         return _Load(a * message.server + moved, 0.0, message.worker + copies, a * message.between, waited)
     head, each, pieces = machine.headed, machine.sliced, math.ceil(max(down, up) / parts / PIECE)
     if plan.shared:
-        head, each, pieces = machine.shared_headed, machine.shared_sliced, 1
+        head, each = (machine.beside_vectors(one, used) for one in (machine.shared_headed, machine.shared_sliced))
+        pieces = 1
     calls = parts * pieces  # the shards pass on to one another what the head says: their number does not matter to it
     waited = head.round_trip + each.round_trip - head.server - head.worker - each.server - each.worker
     server, job = a * pieces * each.server + moved, head.worker + calls * each.worker + copies
     return _Load(server, a * head.server, job, a * (head.between + calls * each.between), waited)
+
+
+def _working_set(plan: Plan, method: Footprint) -> float:
+    """Bytes that the processes of a machine go through from one job of a worker to its next, which its caches may hold."""
+    if plan.apart:
+        return math.inf  # what is sent and received is new each time
+    per_worker = 2 * method.up + 4.0  # messages, and the gradient
+    return plan.weights * (sum(method.server.values()) + method.models + plan.workers * per_worker)
 
 
 def _others(plan: Plan, machine: Machine, load: _Load, arrivals: float, seconds: float) -> float:

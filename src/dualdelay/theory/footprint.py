@@ -10,9 +10,10 @@ import copy
 import math
 import statistics
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,9 +24,11 @@ from ..core.compression import Compress, Packed, pack
 from ..core.devices import using_threads
 from ..core.draws import Draws
 from ..core.errors import BadInput, DualDelayError
-from ..core.state import Snapshot
+from ..core.state import BLOCK, Snapshot
 from ..engine.half import Half, Kept, Task, is_own
 from ..engine.loop import Loop
+from ..engine.shard import Shard, ShardPlan, Store
+from ..engine.slices import Slices
 from ..runs.optimizer import make_optimizer
 from ..runs.settings import Server
 from ..simulation.clocks import VirtualClock
@@ -80,6 +83,9 @@ class Footprint:
     """What a worker does beside its gradient: differences, compression; in the same bytes."""
     optimized: bool = False
     """Whether an optimiser makes the server's step: that is a step of a whole slice, and not block by block."""
+    by_blocks: float | None = None
+    """A shard's pass over an arrival that makes an update, block by block and with the checksum, in the same bytes; None:
+    not known."""
 
 
 @dataclass
@@ -117,7 +123,9 @@ def footprint(algorithm: Algorithm[Any], workers: int, server: Server, timed: in
         counts = {name: counts.get(name, 0.0) + share * (more - counts.get(name, 0.0)) for name, more in twice.items()}
     state = algorithm.init(torch.zeros(2), few, Draws(0, "server"))
     with using_threads(1):
-        absorb, update, send, job = _passes(algorithm, _fewest(algorithm, workers, _FEW // 2), server, timed or _TIMED)
+        absorb, update, by_blocks, send, job = _passes(
+            algorithm, _fewest(algorithm, workers, _FEW // 2), server, timed or _TIMED
+        )
     parts = {name.removeprefix("server "): value for name, value in counts.items() if name.startswith("server ")}
     return Footprint(
         {name: value for name, value in parts.items() if value > 0},
@@ -134,6 +142,7 @@ def footprint(algorithm: Algorithm[Any], workers: int, server: Server, timed: in
         send,
         job,
         server.optimizer is not None or server.schedule is not None,
+        by_blocks,
     )
 
 
@@ -254,8 +263,11 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 # --- passes ---
 
 
-def _passes(algorithm: Algorithm[Any], workers: int, server: Server, length: int) -> tuple[float, float, float, float]:
-    """The time of a step without an update and with one, of making a model small, and of a job beside its gradient.
+def _passes(
+    algorithm: Algorithm[Any], workers: int, server: Server, length: int
+) -> tuple[float, float, float | None, float, float]:
+    """The time of a step without an update and with one, of a shard's step, of making a model small, and of a job beside
+    its gradient.
 
     For each weight, as bytes: those of a copy that takes as long. A copy is made before each step, so that what the step
     needs is in no cache; the two are compared, for a machine that others use is not as fast in one moment as in another. Of
@@ -264,32 +276,104 @@ def _passes(algorithm: Algorithm[Any], workers: int, server: Server, length: int
     length = min(length, _TABLE // workers)
     source, target = torch.ones(COPY * length // 8), torch.zeros(COPY * length // 8)
     ratios: dict[bool, list[float]] = {False: [], True: []}
+    of_shard: list[float] = []
     copies: list[float] = []
-    timed, spent = copy.copy(algorithm), [0.0]
+    arrivals = deque[Arrival](maxlen=1)
+    timed, spent, shard = copy.copy(algorithm), [0.0], _TimedShard.of(algorithm, workers, server, length)
 
     def step(state: State, arrival: Arrival) -> Orders:
         copies.append(_copied(source, target))
         begin = time.thread_time()
         orders = algorithm.step(state, arrival)
         spent[0] = time.thread_time() - begin
+        arrivals.append(arrival)
         return orders
 
     object.__setattr__(timed, "step", step)
     loop = _loop(timed, workers, length, server)
     loop.fleet.copies_models = True  # as real workers' fleets do: then the step is made in place
     loop.begin()
-    for _ in _arrivals(loop, 2 * workers):
-        pass
     version = loop.state.version
-    for _ in _arrivals(loop, _COMPARED * workers):
-        ratios[loop.state.version > version].append(spent[0] / max(copies[-1], _TICK))
+    for number, _ in enumerate(_arrivals(loop, (2 + _COMPARED) * workers)):
+        updates = loop.state.version > version
+        again = None if shard is None else shard.seconds(arrivals.pop(), loop.state.version, source, target)
+        if number >= 2 * workers:
+            ratios[updates].append(spent[0] / max(copies[-1], _TICK))
+            of_shard += [again] if updates and again is not None else []
         version = loop.state.version
     absorb, update = (COPY * statistics.median(each or [0.0]) for each in ratios.values())
+    by_blocks = COPY * statistics.median(of_shard) if of_shard else None
     send, job = (
         COPY * seconds / max(min(copies), _TICK)
         for seconds in (_send(length, server.downlink), _job(algorithm, length, server))
     )
-    return absorb, update or absorb, send, job
+    return absorb, update or absorb, by_blocks, send, job
+
+
+class _Rooms(Store):
+    """Memory for the weights that a shard makes, used again and again as that is that workers read."""
+
+    def __init__(self, x: Tensor, count: int) -> None:
+        self._rooms = deque(_OneRoom(torch.zeros_like(x)) for _ in range(count))
+
+    def copies(self, x: Tensor) -> bool:
+        return True
+
+    def room(self, x: Tensor) -> _OneRoom:
+        self._rooms.rotate()
+        return self._rooms[0]
+
+
+class _OneRoom(NamedTuple):
+    weights: Tensor
+
+    def part(self, start: int, stop: int) -> Tensor:
+        return self.weights[start:stop]
+
+    def place(self) -> Tensor:
+        return self.weights
+
+
+class _TimedShard:
+    """A server in one shard, whose steps are timed."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        self._sequence = 0
+
+    @classmethod
+    def of(cls, algorithm: Algorithm[Any], workers: int, server: Server, length: int) -> _TimedShard | None:
+        """That of a method, unless its step is that of an optimiser or makes a model for each worker."""
+        own_models = type(algorithm).model is not Algorithm.model or server.downlink is not None
+        if server.optimizer is not None or server.schedule is not None or own_models or length <= BLOCK:
+            return None
+        problem = _Blank(workers, length)
+        x = problem.start(0)
+        plan = ShardPlan(algorithm, workers, 0, None, server.gradient_table, Slices(length, 1), x.dtype)
+        try:
+            shard = plan.shard(0, x, _Rooms(x, workers + 2))
+            shard.first()
+        except Exception:  # whatever a user's own method does with a slice: it has no shards
+            return None
+        return cls(shard)
+
+    def seconds(self, arrival: Arrival, version: int, source: Tensor, target: Tensor) -> float | None:
+        """Those of the step for an arrival, over those of a copy; None if it is not made block by block."""
+        self._sequence += 1
+        facts = (tuple(arrival.job), *arrival[2:8])  # but for the message
+        parts = dict(arrival.parts) or {"": arrival.value}
+        try:
+            self._shard.push(arrival.worker, (0, self._sequence), parts)
+            if not self._shard.goes_by_blocks(parts.values()):
+                return None
+            copied, begin = _copied(source, target), time.thread_time()
+            self._shard.step(facts, bool(arrival.parts), (0, self._sequence))
+            seconds = time.thread_time() - begin
+            self._shard.keep(version, None)
+            self._shard.drop([version - 1])
+        except Exception:  # the same
+            return None
+        return seconds / max(copied, _TICK)
 
 
 def _copied(source: Tensor, target: Tensor) -> float:

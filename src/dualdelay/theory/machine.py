@@ -34,6 +34,7 @@ FILE = "machine.json"
 """What the constants are kept as, in the user's cache folder."""
 COPIED = (2**20, 2**23, 2**25, 2**26, 2**28)
 """Working sets, in bytes, at which copying is timed: from within a core's cache to far beyond all caches."""
+_WARM, _COLD = COPIED[1], COPIED[-1]  # bytes of vectors beside which a message is quick, and as slow as it gets
 _SECONDS = 0.15  # for one timing of copies
 _TURNS = 5
 _SMALL, _MIDDLE, _LARGE = 1_000, 50_000, 2_000_000  # weights: in the request, just through the object store, mostly copies
@@ -46,6 +47,7 @@ _RUNS: dict[str, tuple[int, int | None, bool]] = {  # weights, shards, and wheth
     "messages in shared memory": (_MIDDLE, None, True),
     "a server in one shard that shares memory": (_MIDDLE, 1, True),
     "a server in two shards that share memory": (2 * _MIDDLE, 2, True),
+    "a large one": (_LARGE, 2, True),
 }
 _RUN = 4.5  # seconds of each
 _FEWEST = 3  # times that a run has to be heard of
@@ -89,6 +91,8 @@ class Machine:
     """The same as ``headed``, on one machine."""
     shared_sliced: Message
     """The same as ``sliced``, on one machine."""
+    cold: float
+    """How many times what a message takes on one machine it takes where vectors have driven all else out of the caches."""
     store: float
     """Bytes that a process puts into Ray's object store in a second."""
     process: float
@@ -105,6 +109,8 @@ class Machine:
             value = getattr(self, name)
             if not is_finite(value) or not value > 0:
                 raise BadInput(f"{name} is {shown(value)}; expected a number above zero.")
+        if not is_finite(self.cold) or not self.cold >= 1:
+            raise BadInput(f"cold is {shown(self.cold)}; expected 1 or more.")
         for name in _MESSAGES:
             if not all(is_finite(value) and value >= 0 for value in getattr(self, name)):
                 raise BadInput(f"{name} is {shown(getattr(self, name))}; expected four numbers of seconds, zero or more.")
@@ -118,23 +124,29 @@ class Machine:
         alone, with_all = (float(np.interp(np.log(max(1.0, working_set)), np.log(COPIED), speeds)) for speeds in both)
         return 1 / ((1 - beside) / alone + beside / min(alone, with_all))
 
+    def beside_vectors(self, message: Message, working_set: float) -> Message:
+        """What a message takes where processes go through so many bytes of vectors again and again."""
+        slower = float(np.interp(np.log(max(1.0, working_set)), np.log((_WARM, _COLD)), (1.0, self.cold)))
+        return Message(*(slower * seconds for seconds in message))
+
 
 _SPEEDS = ("copying", "copying_beside")
 _MESSAGES = ("small", "large", "headed", "sliced", "shared", "shared_headed", "shared_sliced")
 
 SHIPPED = Machine(
     cores=2,
-    copying=(8.5e10, 8.9e10, 4.3e10, 2.7e10, 2.4e10),
-    copying_beside=(8.0e10, 8.0e10, 2.05e10, 1.85e10, 1.5e10),
-    small=Message(0.00088, 0.0010, 0.00003, 0.0016),
-    large=Message(0.0032, 0.0024, 0.0024, 0.0052),
-    headed=Message(0.0019, 0.0007, 0.0, 0.0058),
-    sliced=Message(0.0039, 0.0039, 0.0032, 0.0035),
-    shared=Message(0.0011, 0.0012, 0.00004, 0.0024),
-    shared_headed=Message(0.0014, 0.0017, 0.00006, 0.0002),
-    shared_sliced=Message(0.0008, 0.0003, 0.00002, 0.0025),
-    store=3.0e9,
-    process=3.9e8,
+    copying=(18.0e10, 13.3e10, 7.4e10, 5.8e10, 4.3e10),
+    copying_beside=(14.8e10, 13.0e10, 7.4e10, 3.5e10, 2.4e10),
+    small=Message(0.00053, 0.00051, 0.00001, 0.0010),
+    large=Message(0.0015, 0.0011, 0.0014, 0.0027),
+    headed=Message(0.0011, 0.0010, 0.0001, 0.0014),
+    sliced=Message(0.0025, 0.0020, 0.0017, 0.0042),
+    shared=Message(0.00020, 0.00020, 0.0, 0.00037),
+    shared_headed=Message(0.00021, 0.00027, 0.0, 0.0006),
+    shared_sliced=Message(0.00026, 0.00012, 0.00001, 0.00017),
+    cold=2.9,
+    store=3.3e9,
+    process=4.5e8,
 )
 """What is used where nothing was measured."""
 
@@ -183,11 +195,16 @@ def measure_machine(report: Report = lambda share, text: None, base: Machine = S
     """
     when = time.strftime("%Y-%m-%d")
     try:
-        messages, store, process = _real(report)
+        messages, cold, store, process = _real(report)
     except BadInput as error:
         if "not installed" not in str(error):
             raise
-        messages, store, process = {name: getattr(base, name) for name in _MESSAGES}, base.store, base.process
+        messages, cold, store, process = (
+            {name: getattr(base, name) for name in _MESSAGES},
+            base.cold,
+            base.store,
+            base.process,
+        )
         when += ", but for Ray's messages: Ray is not installed"
     cores = os.cpu_count() or 1
     alone, beside = [], []
@@ -196,7 +213,14 @@ def measure_machine(report: Report = lambda share, text: None, base: Machine = S
         alone.append(copying(size, 1))
         beside.append(copying(size, cores) / cores)
     machine = Machine(
-        cores, tuple(alone), tuple(beside), **messages, store=store, process=process, origin=f"measured here on {when}"
+        cores,
+        tuple(alone),
+        tuple(beside),
+        **messages,
+        cold=cold,
+        store=store,
+        process=process,
+        origin=f"measured here on {when}",
     )
     if machine.small == base.small:
         return machine
@@ -329,8 +353,9 @@ def timed(weights: int, seconds: float, workers: int, fleet: RayFleet) -> Spent:
     return stopwatch.spent
 
 
-def _real(report: Report) -> tuple[dict[str, Message], float, float]:
-    """What messages cost, how fast answers are put into the store, copies of the model included, and a process's memory.
+def _real(report: Report) -> tuple[dict[str, Message], float, float, float]:
+    """What messages cost, how many times that beside large vectors, how fast answers are put into the store, copies of the
+    model included, and a process's memory.
 
     Processor time is that of runs with more workers than cores: what a message takes is more where all are busy. How long a
     job takes is that of a run with one.
@@ -352,9 +377,10 @@ def _real(report: Report) -> tuple[dict[str, Message], float, float]:
         for name, spent, trip in (("small", small, trips[0]), ("large", middle, trips[1]), ("shared", shared, trips[5]))
     }
     messages["headed"], messages["sliced"] = _of_shards(stored, trips[3:5])
-    messages["shared_headed"], messages["shared_sliced"] = _of_shards(together[6:], trips[6:])
+    messages["shared_headed"], messages["shared_sliced"] = _of_shards(together[6:8], trips[6:8])
+    cold = max(1.0, together[8].server / max(messages["shared_headed"].server, 1e-9))  # of the head, which has no vectors
     per_byte = (large.workers - middle.workers) / (4.0 * (_LARGE - _MIDDLE))
-    return messages, 1 / max(per_byte, 1e-12), process
+    return messages, cold, 1 / max(per_byte, 1e-12), process
 
 
 def _of_shards(spent: Sequence[Spent], trips: Sequence[float]) -> tuple[Message, Message]:
