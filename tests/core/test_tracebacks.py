@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,11 @@ def raised(call: Callable[[], Any]) -> BaseException:
     with pytest.raises(BaseException) as caught:
         call()
     return caught.value
+
+
+BAD = """Traceback (most recent call last):
+  File "site.py", line 1, in gradient
+dualdelay.core.errors.BadInput: patient 17 has no age"""
 
 
 def noted() -> None:
@@ -121,6 +127,19 @@ def test_the_kind_is_the_name_alone_for_what_an_exception_says_may_quote_data() 
     text = told(raised(other))
     assert kind_of(text).startswith("BadInputShape")
     assert not is_bad_input(text)
+
+
+def test_what_an_exception_says_is_not_taken_for_another_s_name() -> None:
+    def retold() -> None:
+        raise ValueError(f"row 3\n\nDuring handling of the above exception:\n\n{BAD}")
+
+    assert kind_of(told(raised(retold))) == "ValueError" and not is_bad_input(told(raised(retold)))
+    assert kind_of("no file (patient 17)") == "no file" and kind_of("") == ""
+
+
+def test_the_kind_has_its_module_but_for_python_s_own_and_ours() -> None:
+    assert kind_of(told(raised(lambda: json.loads("x")))) == "json.decoder.JSONDecodeError"
+    assert kind_of(told(raised(lambda: dd.DuDe(lr=-1.0)))) == "BadInput"
 
 
 def test_bad_input_is_told_from_what_another_try_might_mend() -> None:

@@ -150,6 +150,60 @@ def test_lower_precision_of_the_user_s_own_is_autograd_s(monkeypatch: pytest.Mon
     assert taken_by_layers(problem, monkeypatch)
 
 
+def test_a_forward_of_a_layer_s_own_that_comes_later_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = network(deep)
+    layer = problem.net.module[0]
+    assert taken_by_layers(problem, monkeypatch)
+    forward = layer.forward
+    layer.forward = lambda x: 2 * forward(x)
+    assert not taken_by_layers(problem, monkeypatch)
+    del layer.forward
+    assert taken_by_layers(problem, monkeypatch)
+
+
+def test_a_hook_of_a_weight_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = network(deep)
+    x = problem.start(0)
+    before, _ = problem.gradient(x, 0, 0)
+    hook = problem.net.module[0].weight.register_hook(lambda slope: 2 * slope)
+    assert not taken_by_layers(problem, monkeypatch)
+    assert torch.equal(problem.gradient(x, 0, 0)[0][:54], 2 * before[:54])
+    hook.remove()
+    assert taken_by_layers(problem, monkeypatch)
+
+
+def test_a_loss_that_somebody_has_changed_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    loss = nn.CrossEntropyLoss()
+    loss.register_forward_hook(lambda part, given, made: 2 * made)
+    other = nn.CrossEntropyLoss()
+    other.forward = lambda outputs, targets: 2 * cross_entropy(outputs, targets)
+    expected = 2 * network(deep).gradient(network(deep).start(0), 0, 0)[1]
+    for changed in (loss, other):
+        problem = network(deep, loss=changed)
+        assert not taken_by_layers(problem, monkeypatch)
+        assert problem.gradient(problem.start(0), 0, 0)[1] == expected
+
+
+def test_anomalies_are_looked_for_by_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = network(deep)
+    assert taken_by_layers(problem, monkeypatch)
+    with pytest.warns(UserWarning, match="Anomaly Detection"), torch.autograd.detect_anomaly():
+        assert not taken_by_layers(problem, monkeypatch)
+
+
+def test_inputs_that_are_not_dense_go_by_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sparse(rows: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        inputs, targets = zip(*rows, strict=True)
+        return torch.stack(inputs).to_sparse(), torch.stack(targets)
+
+    samples = [list(zip(*pair, strict=True)) for pair in data()]
+    problem = dd.Network(deep, cross_entropy, samples, dd.Batches(8, collate_fn=sparse))
+    assert not taken_by_layers(problem, monkeypatch)
+    dense = dd.Network(deep, cross_entropy, samples, 8)
+    x = dense.start(0)
+    assert torch.allclose(problem.gradient(x, 0, 0)[0], dense.gradient(x, 0, 0)[0], atol=1e-6)
+
+
 def test_a_loss_object_counts_as_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
     assert taken_by_layers(network(deep, loss=nn.CrossEntropyLoss()), monkeypatch)
 

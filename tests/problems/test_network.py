@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 import threading
@@ -458,6 +459,31 @@ def test_a_model_that_cannot_be_copied_is_refused() -> None:
     for way in (model, lambda: model):
         with pytest.raises(dd.BadInput, match=r"cannot be copied \(TypeError: cannot pickle '_thread.lock'.*open files"):
             network(way, PAIRS, workers=3)
+
+
+class Remembers(nn.Module):
+    """Keeps what its last pass came to, as people do who look at activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.seen, self.parts = mlp(), [], {"last": ()}
+
+    def forward(self, x: Any) -> Any:
+        y = self.layer(x)
+        self.seen.append(y)
+        self.parts["last"] = (y, [y * 2])
+        return y
+
+
+def test_a_model_that_keeps_tensors_of_its_last_pass_is_copied_with_their_numbers() -> None:
+    model = Remembers()
+    model(PAIRS[0][0])
+    problem = network(model, PAIRS, workers=3)
+    problem.gradient(problem.start(0), 0, 0)
+    inside: Any = copy.deepcopy(problem.net).module
+    kept: Any = problem.net.module
+    assert torch.equal(inside.seen[-1], kept.seen[-1]) and inside.seen[-1].is_leaf
+    assert torch.equal(inside.parts["last"][1][0], 2 * kept.seen[-1])
 
 
 def test_a_full_gpu_ends_a_run_and_does_not_change_its_bits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,6 +173,18 @@ def test_other_exceptions_before_bad_input_do_not_count_as_that():
     assert kinds(run, 1) == ["failed", "failed"] and run.state.n == 3
 
 
+def test_a_worker_that_comes_back_with_other_data_begins_anew():
+    fleet, problem = fleet_of(retries=3), Unfit(TRIO)
+    problem.unfit = (0, 1, 3)  # number 2 was not begun when it left
+
+    def direct(state, arrival):
+        if state.version == 20:
+            fleet.control.join(1)
+
+    run = dd.train(DUDE(), problem, fleet, updates=300, watch=[direct])
+    assert kinds(run, 1) == ["failed", "failed", "left", "joined", "failed"] and run.state.n == 3
+
+
 def test_after_a_resume_a_few_bad_samples_in_a_row_are_no_reason_to_leave(tmp_path):
     problem = Unfit(TRIO)
     problem.unfit = set()

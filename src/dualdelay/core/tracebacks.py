@@ -16,14 +16,19 @@ _OURS = tuple(f"{folder}/" for folder in _FOLDERS)
 _BEGIN = "Traceback (most recent call last):"
 _LONGEST = 600
 _HOME = "dualdelay.core.errors."  # of our own exceptions, which need no address
+_UNNAMED = ("builtins", "__main__", _HOME.removesuffix("."))
 
 _NEXT = re.compile(r"^(?:During handling of the above|The above exception was the direct cause of).*:$", re.MULTILINE)
-_NAME = re.compile(r"[^\s:]+")
+_KIND = re.compile(r"[^:(]*")  # of the first line: what is before the first colon or bracket
 _GROUP = re.compile(r"^ *\| ([\w.]*ExceptionGroup: .*)", re.MULTILINE)  # what several exceptions together are told as
 
 
 def told(error: BaseException) -> str:
-    """Its traceback, without the calls within this package and torch if other code is in it; the last one stays."""
+    """Its name, and below that its traceback.
+
+    That is without the calls within this package and torch if other code is in it; the last one stays. The name stands
+    before all that the exception itself says, which may look like a traceback, too.
+    """
     whole = traceback.TracebackException.from_exception(error)
     part: traceback.TracebackException | None = whole
     while part is not None:
@@ -32,7 +37,9 @@ def told(error: BaseException) -> str:
             others[-1] = True
             part.stack = traceback.StackSummary.from_list(list(itertools.compress(part.stack, others)))
         part = part.__cause__ or part.__context__
-    return "".join(whole.format())
+    kind = type(error)
+    home = "" if kind.__module__ in _UNNAMED else f"{kind.__module__}."
+    return "".join([f"{home}{kind.__qualname__}:\n", *whole.format()])
 
 
 def _is_ours(call: traceback.FrameSummary) -> bool:
@@ -57,13 +64,14 @@ def cause_of(text: str) -> str:
 
 
 def kind_of(text: str) -> str:
-    """The name alone of the exception that a traceback ends with, for what it says may quote data; of other text what is
-    before a colon."""
-    cause = cause_of(text)
-    named = _NAME.match(cause) if _BEGIN in text or _GROUP.search(text) else None
-    return named[0] if named else cause.partition(":")[0].strip()
+    """The name alone of the exception of which this was told, for what it says may quote data.
+
+    Of other text what its first line has before a colon or a bracket.
+    """
+    first = _KIND.match(text)
+    return first[0].strip() if first is not None else ""
 
 
 def is_bad_input(text: str) -> bool:
-    """Whether a traceback ends with bad input."""
+    """Whether it was bad input of which this was told."""
     return kind_of(text) == "BadInput"

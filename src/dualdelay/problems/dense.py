@@ -20,6 +20,9 @@ _GLOBAL_HOOKS = (
     "_global_backward_pre_hooks",
 )
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_REPLACED = frozenset(
+    {"forward", "_compiled_call_impl"}
+)  # a module's own, and not its class's, if somebody has put them there
 _MOST = 64  # forms of batches that are remembered
 
 Place = tuple[slice, torch.Size]
@@ -44,10 +47,11 @@ class DenseGradient:
         self._one = torch.ones((), dtype=weights.dtype)
         self._hooks = [getattr(part, name) for part in parts for name in _HOOKS]
         self._hooks += [getattr(_globally, name) for name in _GLOBAL_HOOKS if hasattr(_globally, name)]
+        self._own, self._parameters = [vars(part) for part in parts], [p for layer in layers for p in layer.parameters()]
 
     def gradient(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, float] | None:
         """The gradient for the weights as they are, and the loss; None: autograd has to take it."""
-        if not self._forms.get(_form(inputs, targets)) or not self._is_plain():
+        if not (self._is_plain() and self._forms.get(_form(inputs, targets))):
             return None
         try:
             return self._by_layers(inputs, targets)
@@ -57,7 +61,7 @@ class DenseGradient:
     def compare(self, inputs: Tensor, targets: Tensor, gradient: Tensor, loss: float) -> None:
         """This is what autograd made of a batch: remember whether layers give the same bits."""
         form = _form(inputs, targets)
-        if form in self._forms or len(self._forms) == _MOST or not self._is_plain():
+        if form is None or form in self._forms or len(self._forms) == _MOST or not self._is_plain():
             return
         self._forms[form] = False
         if inputs.ndim == 2 and targets.ndim == 1 and not inputs.requires_grad:
@@ -68,8 +72,14 @@ class DenseGradient:
             self._forms[form] = mean == loss and torch.equal(_bits(ours), _bits(gradient))
 
     def _is_plain(self) -> bool:
-        """Whether nobody has a say in what a layer does."""
-        return not (any(self._hooks) or torch.is_autocast_enabled("cpu"))
+        """Whether nobody has a say in what a layer does, nor asks autograd for more than gradients."""
+        if (
+            any(self._hooks)
+            or not all(map(_REPLACED.isdisjoint, self._own))
+            or any(p._backward_hooks for p in self._parameters)
+        ):
+            return False
+        return torch.is_grad_enabled() and not (torch.is_autocast_enabled("cpu") or torch.is_anomaly_enabled())
 
     def _by_layers(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, float]:
         h, before, ends = inputs, list[Tensor](), list[Tensor]()
@@ -117,11 +127,19 @@ def is_cross_entropy(loss: Any) -> bool:
     """Whether a loss is torch's mean cross-entropy with nothing special about it."""
     if type(loss) is nn.CrossEntropyLoss:
         usual = (loss.reduction, loss.ignore_index, loss.label_smoothing) == ("mean", -100, 0.0)
-        return usual and loss.weight is None and not loss._forward_hooks and not loss._forward_pre_hooks
+        return usual and loss.weight is None and _is_untouched(loss)
     return loss is cross_entropy
 
 
+def _is_untouched(part: nn.Module) -> bool:
+    """Whether a module does what its class does: it has no hooks, no forward of its own, and is not compiled."""
+    return not any(getattr(part, name) for name in _HOOKS) and _REPLACED.isdisjoint(vars(part))
+
+
 def _form(inputs: Tensor, targets: Tensor) -> Hashable:
+    """What a product's bits may depend on beside the numbers; None: nothing that layers could take."""
+    if inputs.layout is not torch.strided or targets.layout is not torch.strided:
+        return None
     return inputs.shape, inputs.stride(), inputs.dtype, inputs.requires_grad, targets.shape, targets.dtype
 
 

@@ -21,6 +21,7 @@ _flatten: Any = _flatten_dense_tensors  # it has no types
 _autograd: Any = torch.autograd.Variable  # it has no types
 _run_backward = _autograd._execution_engine.run_backward
 _RECURRENT = (nn.LSTM, nn.GRU, nn.RNN)  # torch's own, of which it is known what they do in training mode
+_DEEPEST = 8  # levels of what a module keeps in which tensors are looked for
 _MOVES = "flatten_parameters"  # by which a recurrent layer on a GPU puts its weights elsewhere, out of the flat tensor
 
 
@@ -167,14 +168,23 @@ def copied(module: nn.Module) -> nn.Module:
 
     Of what lies in it from its last pass, as old weight normalisation leaves it there, the copy has the numbers alone.
     """
-    passed = [v for part in module.modules() for v in vars(part).values() if isinstance(v, Tensor) and not v.is_leaf]
+    passed = [tensor for part in module.modules() for tensor in _tensors(list(vars(part).values())) if not tensor.is_leaf]
     try:
-        return copy.deepcopy(module, {id(value): value.detach().clone() for value in passed})
+        return copy.deepcopy(module, {id(tensor): tensor.detach().clone() for tensor in passed})
     except Exception as error:  # whatever copying a user's objects raises
         raise BadInput(
             f"the model cannot be copied ({type(error).__name__}: {error}), which every thread, process and device needs. "
-            "Keep out of it what cannot be, such as locks, open files and tensors of its last pass in lists."
+            "Keep out of it what cannot be, such as locks, open files and, in own objects, tensors of its last pass."
         ) from error
+
+
+def _tensors(value: Any, depth: int = 0) -> Iterator[Tensor]:
+    """The tensors in a value, or in the lists, tuples and dicts that it is made of."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple, dict)) and depth < _DEEPEST:
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(part, depth + 1)
 
 
 def _stay() -> None:

@@ -64,7 +64,7 @@ class WorkerRecord:
     failures: int = 0  # in a row
     jobs_done: int = 0
     has_delivered: bool = False  # whether one of them came to something
-    bad_inputs: int = 0  # of those before the first that did
+    bad_inputs: int = 0  # since it came or joined, before the first that did
     memory: MemoryPlace = MemoryPlace.NONE
     held: Kept | None = None  # what it keeps, while that is at the server
     blocked: bool = False  # between a crash and what is done about it
@@ -121,4 +121,4 @@ class WorkerRecord:
 
     def forgive(self) -> None:
         """Its crashes and failures so far do not count any more."""
-        self.crashes = self.failures = 0
+        self.crashes = self.failures = self.bad_inputs = 0
