@@ -119,7 +119,7 @@ def test_an_exception_becomes_a_traceback_and_leaves_what_is_kept_as_it_was():
 
 def test_an_evaluation_that_raises_becomes_a_traceback():
     answer = new_worker().evaluate(EvaluationRequest(0, 0, 1, None), ORIGIN)
-    assert answer.part.startswith("Traceback") and answer.part.endswith("MemoryError: too many samples\n")
+    assert answer.part.startswith("MemoryError:\nTraceback") and answer.part.endswith("MemoryError: too many samples\n")
 
 
 @pytest.mark.parametrize(("compress", "size"), [(None, 8 * 10_000), ("int8", 10_000 + 8), (0.01, 100 * (8 + 4))])
