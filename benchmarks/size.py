@@ -15,20 +15,26 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import dualdelay as dd
 from dualdelay.theory.cost import Plan, cost
 from dualdelay.theory.footprint import footprint
-from dualdelay.theory.machine import Machine, machine_seconds, measure_machine, read_machine, timed, values_of
+from dualdelay.theory.machine import (
+    Machine,
+    machine_seconds,
+    measure_machine,
+    peak_memory,
+    read_machine,
+    timed,
+    values_of,
+)
 
 SECONDS = 10.0  # of a run
 OURS = 0.1  # of a core that others may take before it counts as busy
@@ -54,10 +60,7 @@ class Peak(threading.Thread):
     def run(self) -> None:
         while not self.over.wait(0.05):
             for _, pid in list(self.control.shards.values()):
-                with suppress(OSError, StopIteration):
-                    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-                    most = next(line for line in lines if line.startswith("VmHWM"))
-                    self.bytes = max(self.bytes, int(most.split()[1]) * 1024)
+                self.bytes = max(self.bytes, peak_memory(pid))
 
 
 def run(weights: int, workers: int, shards: int) -> dict[str, float]:
@@ -68,7 +71,7 @@ def run(weights: int, workers: int, shards: int) -> dict[str, float]:
     spent = timed(weights, SECONDS, workers, fleet)
     peak.over.set()
     peak.join()
-    most = peak.bytes if shards else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    most = peak.bytes if shards else peak_memory()
     server = spent.shards / shards if shards else spent.server
     return {"wall": spent.wall, "server": server, "others": spent.others / spent.wall, "peak": most}
 

@@ -12,6 +12,7 @@ import dualdelay as dd
 from dualdelay.core.state import BLOCK
 from dualdelay.theory import footprint as counting
 from dualdelay.theory.footprint import footprint
+from dualdelay.theory.machine import COPIED
 
 FULL = 4.0  # bytes of a number as it travels
 SUM = 8.0  # of one in a sum
@@ -126,6 +127,14 @@ class OfLength(dd.VanillaASGD):
 
 
 LONG = BLOCK + 1000
+
+
+def test_passes_are_compared_with_the_copies_by_which_a_machine_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied = []
+    monkeypatch.setattr(counting, "_copied", lambda source, target: copied.append(source.nbytes + target.nbytes) or 1.0)
+    found = footprint(dd.VanillaASGD(lr=0.1), 1, SERVER)
+    assert set(copied) == {COPIED[-1]}, "in no cache"
+    assert 0 < found.update < COPIED[-1] / 2**21, "two million weights take less than the second of the copy"
 
 
 def test_shards_that_step_block_by_block_are_timed_so() -> None:

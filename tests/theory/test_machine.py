@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +26,7 @@ from dualdelay.theory.machine import (
     keep_machine,
     known_machine,
     measure_machine,
+    peak_memory,
     read_machine,
     values_of,
 )
@@ -77,6 +80,17 @@ def test_the_speed_lies_between_those_that_were_measured() -> None:
 def test_copies_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "_SECONDS", 0.001)
     assert copying(2**16, 1) > 0 and copying(2**16, 2) > 0
+
+
+def test_the_memory_of_a_process_is_its_own_and_not_that_of_who_started_it() -> None:
+    large = bytearray(2**29)
+    large[::4096] = bytes([1]) * len(large[::4096])
+    code = "from dualdelay.theory.machine import peak_memory; print(peak_memory())"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert 2**25 < int(printed) < 2**29 < peak_memory()
+    with subprocess.Popen([sys.executable, "-c", "pass"]) as gone:
+        gone.wait()
+    assert peak_memory(gone.pid) == 0
 
 
 def test_a_stopwatch_divides_what_was_spent_by_the_updates_that_it_has_heard_of() -> None:

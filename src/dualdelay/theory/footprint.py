@@ -15,13 +15,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..core import Algorithm, Arrival, Job, Orders, Problem, State
 from ..core.aggregate import AggregateState
 from ..core.compression import Compress, Packed, pack
-from ..core.devices import using_threads
+from ..core.devices import keep_freed_memory, using_threads
 from ..core.draws import Draws
 from ..core.errors import BadInput, DualDelayError
 from ..core.state import BLOCK, Snapshot
@@ -34,6 +35,8 @@ from ..runs.settings import Server
 from ..simulation.clocks import VirtualClock
 from ..simulation.local_fleet import LocalFleet
 from ..simulation.speeds import FixedSpeeds
+from ..workers.messages import Array
+from .machine import COPIED
 
 _LENGTHS = (1000, 2000)  # weights of the small runs: what differs between them is for each weight
 _FEW = 8  # workers of the smaller runs, if the method goes with so few; the others have twice as many
@@ -47,8 +50,9 @@ _TICK = 1e-9  # seconds, in place of none at all
 _TRIALS = 5  # timings of each thing, of which the shortest counts: others on the machine only make it longer
 _TIMED = 2**21  # weights of the vectors that passes are timed on, at most
 _TABLE = 2**24  # numbers in all of the workers' gradients then, at most
-COPY = 32
-"""Bytes that are read and written for each weight by the copy that a pass is compared with."""
+COPY = COPIED[-1] // _TIMED
+"""Bytes that are read and written for each weight by the copy that a pass is compared with: beyond all caches, as the
+copies are by which a machine's speed far beyond its caches is measured."""
 
 
 @dataclass(frozen=True)
@@ -273,8 +277,9 @@ def _passes(
     needs is in no cache; the two are compared, for a machine that others use is not as fast in one moment as in another. Of
     the other two the shortest times count.
     """
+    keep_freed_memory()  # as runs do
     length = min(length, _TABLE // workers)
-    source, target = torch.ones(COPY * length // 8), torch.zeros(COPY * length // 8)
+    source, target = np.ones(COPY * length // 8, np.float32), np.zeros(COPY * length // 8, np.float32)
     ratios: dict[bool, list[float]] = {False: [], True: []}
     of_shard: list[float] = []
     copies: list[float] = []
@@ -357,7 +362,7 @@ class _TimedShard:
             return None
         return cls(shard)
 
-    def seconds(self, arrival: Arrival, version: int, source: Tensor, target: Tensor) -> float | None:
+    def seconds(self, arrival: Arrival, version: int, source: Array, target: Array) -> float | None:
         """Those of the step for an arrival, over those of a copy; None if it is not made block by block."""
         self._sequence += 1
         facts = (tuple(arrival.job), *arrival[2:8])  # but for the message
@@ -376,10 +381,10 @@ class _TimedShard:
         return seconds / max(copied, _TICK)
 
 
-def _copied(source: Tensor, target: Tensor) -> float:
+def _copied(source: Array, target: Array) -> float:
     """The seconds of a copy."""
     begin = time.thread_time()
-    target.copy_(source)
+    np.copyto(target, source)
     return time.thread_time() - begin
 
 

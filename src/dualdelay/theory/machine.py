@@ -6,6 +6,7 @@ import json
 import math
 import os
 import resource
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -327,6 +328,16 @@ def machine_seconds() -> float:
     return 0.0
 
 
+def peak_memory(pid: int | str = "self") -> int:
+    """The most bytes that a process has had in memory; 0 if it is gone, or another one where the system does not tell."""
+    with suppress(OSError, StopIteration):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024
+    if pid != "self":
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
 def _descendants() -> dict[int, float]:
     """Processor seconds of the processes that this one has started, and of theirs, as far as the system tells."""
     parents, seconds = {}, {}
@@ -370,7 +381,7 @@ def _real(report: Report) -> tuple[dict[str, Message], float, float, float]:
         together.append(several)
         trips.append(alone.wall)
         if shards is None and weights <= _MIDDLE and not share:  # before anything large was here
-            process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+            process = float(peak_memory())
     small, middle, large, *stored, shared = together[:6]
     messages = {
         name: Message(spent.server, spent.workers, spent.between, trip)
