@@ -82,6 +82,15 @@ def test_copies_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert copying(2**16, 1) > 0 and copying(2**16, 2) > 0
 
 
+def test_a_machine_is_as_fast_as_it_was_at_its_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = iter([3e10, 2e10, 4e10, 1e10, 1e10] * 2 + [1e10, 5e10, 1e10, 1e10, 1e10] * 2)
+    monkeypatch.setattr(constants, "copying", lambda size, threads: threads * next(found))
+    copies = constants._Copies(2)
+    copies.look()
+    copies.look()
+    assert copies.alone == copies.beside == [3e10, 5e10, 4e10, 1e10, 1e10]
+
+
 def test_the_memory_of_a_process_is_its_own_and_not_that_of_who_started_it() -> None:
     large = bytearray(2**29)
     large[::4096] = bytes([1]) * len(large[::4096])

@@ -37,7 +37,7 @@ COPIED = (2**20, 2**23, 2**25, 2**26, 2**28)
 """Working sets, in bytes, at which copying is timed: from within a core's cache to far beyond all caches."""
 _WARM, _COLD = COPIED[1], COPIED[-1]  # bytes of vectors beside which a message is quick, and as slow as it gets
 _SECONDS = 0.15  # for one timing of copies
-_TURNS = 5
+_TURNS = 5  # looks at copies where no runs are timed
 _SMALL, _MIDDLE, _LARGE = 1_000, 50_000, 2_000_000  # weights: in the request, just through the object store, mostly copies
 _RUNS: dict[str, tuple[int, int | None, bool]] = {  # weights, shards, and whether processes share memory
     "messages in a request": (_SMALL, None, False),
@@ -194,9 +194,9 @@ def measure_machine(report: Report = lambda share, text: None, base: Machine = S
 
     Without Ray the constants of its messages are those of ``base``.
     """
-    when = time.strftime("%Y-%m-%d")
+    when, copies = time.strftime("%Y-%m-%d"), _Copies(os.cpu_count() or 1)
     try:
-        messages, cold, store, process = _real(report)
+        messages, cold, store, process = _real(report, copies)
     except BadInput as error:
         if "not installed" not in str(error):
             raise
@@ -207,16 +207,13 @@ def measure_machine(report: Report = lambda share, text: None, base: Machine = S
             base.process,
         )
         when += ", but for Ray's messages: Ray is not installed"
-    cores = os.cpu_count() or 1
-    alone, beside = [], []
-    for place, size in enumerate(COPIED):
-        report(0.8 + 0.2 * place / len(COPIED), "copying")
-        alone.append(copying(size, 1))
-        beside.append(copying(size, cores) / cores)
+        for turn in range(_TURNS):
+            report(turn / _TURNS, "copying")
+            copies.look()
     machine = Machine(
-        cores,
-        tuple(alone),
-        tuple(beside),
+        copies.cores,
+        tuple(copies.alone),
+        tuple(copies.beside),
         **messages,
         cold=cold,
         store=store,
@@ -229,31 +226,46 @@ def measure_machine(report: Report = lambda share, text: None, base: Machine = S
     return replace(machine, store=1 / max(per_byte, 1 / machine.speed(4.0 * _LARGE)))
 
 
+class _Copies:
+    """How fast this machine copies, by the best of several looks at different times.
+
+    Others on the machine only make it slower, and may do so for half a minute at a time.
+    """
+
+    def __init__(self, cores: int) -> None:
+        self.cores = cores
+        self.alone, self.beside = ([0.0] * len(COPIED) for _ in range(2))
+
+    def look(self) -> None:
+        """Look once more."""
+        for speeds, threads in ((self.alone, 1), (self.beside, self.cores)):
+            speeds[:] = [max(best, copying(size, threads) / threads) for best, size in zip(speeds, COPIED, strict=True)]
+
+
 def copying(working_set: int, threads: int) -> float:
     """Bytes that are read and written in a second of processor time by so many threads that copy at once.
 
     Each goes through bytes of its own. By processor time, for other programs of the machine take part of the clock's.
     """
     pairs = [(np.ones(working_set // 8, np.float32), np.zeros(working_set // 8, np.float32)) for _ in range(threads)]
-    turns = []
-    for _ in range(_TURNS):
-        speeds, end = [0.0] * threads, time.perf_counter() + _SECONDS
+    for source, target in pairs:
+        np.copyto(target, source)  # which gives it its memory
+    speeds, end = [0.0] * threads, time.perf_counter() + _SECONDS
 
-        def work(number: int, speeds: list[float] = speeds, end: float = end) -> None:
-            (source, target), count, begin = pairs[number], 0, time.thread_time()
-            while time.perf_counter() < end or count == 0:
-                np.copyto(target, source)
-                count += 1
-            speeds[number] = count * 2 * source.nbytes / max(1e-9, time.thread_time() - begin)
+    def work(number: int) -> None:
+        (source, target), count, begin = pairs[number], 0, time.thread_time()
+        while time.perf_counter() < end or count == 0:
+            np.copyto(target, source)
+            count += 1
+        speeds[number] = count * 2 * source.nbytes / max(1e-9, time.thread_time() - begin)
 
-        others = [threading.Thread(target=work, args=(number,)) for number in range(1, threads)]
-        for thread in others:
-            thread.start()
-        work(0)
-        for thread in others:
-            thread.join()
-        turns.append(sum(speeds))
-    return max(turns)  # others on the machine only make it slower
+    others = [threading.Thread(target=work, args=(number,)) for number in range(1, threads)]
+    for thread in others:
+        thread.start()
+    work(0)
+    for thread in others:
+        thread.join()
+    return sum(speeds)
 
 
 @dataclass
@@ -364,7 +376,7 @@ def timed(weights: int, seconds: float, workers: int, fleet: RayFleet) -> Spent:
     return stopwatch.spent
 
 
-def _real(report: Report) -> tuple[dict[str, Message], float, float, float]:
+def _real(report: Report, copies: _Copies) -> tuple[dict[str, Message], float, float, float]:
     """What messages cost, how many times that beside large vectors, how fast answers are put into the store, copies of the
     model included, and a process's memory.
 
@@ -374,7 +386,7 @@ def _real(report: Report) -> tuple[dict[str, Message], float, float, float]:
     together, trips = list[Spent](), list[float]()
     process, busy = 0.0, 2 * (os.cpu_count() or 1)
     for place, (name, (weights, shards, share)) in enumerate(_RUNS.items()):
-        report(0.8 * place / len(_RUNS), name)
+        report(place / len(_RUNS), name)
         alone, several = (
             timed(weights, _RUN, workers, RayFleet(shards=shards, shared_memory=share)) for workers in (1, busy)
         )
@@ -382,6 +394,8 @@ def _real(report: Report) -> tuple[dict[str, Message], float, float, float]:
         trips.append(alone.wall)
         if shards is None and weights <= _MIDDLE and not share:  # before anything large was here
             process = float(peak_memory())
+        else:
+            copies.look()
     small, middle, large, *stored, shared = together[:6]
     messages = {
         name: Message(spent.server, spent.workers, spent.between, trip)
