@@ -15,7 +15,7 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from compute import BANDWIDTH, LATENCY, RESULTS, gradient_seconds, methods
+from compute import BANDWIDTH, LATENCY, PASSES, RESULTS, gradient_seconds, methods
 
 from dualdelay.analysis.printing import in_bytes
 from dualdelay.paper.tables import markdown
@@ -49,7 +49,7 @@ def at(found: dict[str, Any], name: str, workers: int) -> Footprint:
     """A method with so many workers, its passes as they were timed."""
     method, server = methods(10)[name]
     counted, passes = footprint(method, workers, server, timed=1000), found["passes"][name]
-    return replace(counted, **{part: passes[part] for part in ("absorb", "update", "send", "job")})
+    return replace(counted, **{part: passes[part] for part in PASSES})
 
 
 def predicted(method: Footprint, workers: int, weights: float, shards: int) -> Cost:
