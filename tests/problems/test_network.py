@@ -461,6 +461,55 @@ def test_a_model_that_cannot_be_copied_is_refused() -> None:
             network(way, PAIRS, workers=3)
 
 
+@pytest.mark.parametrize("way", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_of_weights_which_copies_would_not_have_are_refused(way: str) -> None:
+    def model() -> nn.Module:
+        net = mlp()
+        getattr(net[0].weight, way)(lambda slope: None)
+        return net
+
+    for of_hooks in (model, model()):
+        with pytest.raises(dd.BadInput, match=r"parameters have hooks \(0.weight\).*requires_grad_\(False\)"):
+            network(of_hooks, PAIRS, workers=3)
+
+
+class Focal:
+    """A loss of a user's own, which counts its calls."""
+
+    def __init__(self, gamma: float, calls: int = 0) -> None:
+        self.gamma, self.calls, self.near = gamma, calls, [torch.ones(2), np.ones(2), (None, {"a": print})]
+
+    def __call__(self, outputs: Any, targets: Any) -> Any:
+        self.calls += 1
+        return self.gamma * cross_entropy(outputs, targets)
+
+
+def test_a_loss_is_known_by_its_settings_as_they_were_given() -> None:
+    losses: list[Any] = [
+        cross_entropy,
+        nn.CrossEntropyLoss(),
+        nn.CrossEntropyLoss(label_smoothing=0.3),
+        nn.CrossEntropyLoss(ignore_index=1),
+        nn.CrossEntropyLoss(weight=torch.ones(3)),
+        nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 1.0])),
+        partial(cross_entropy, label_smoothing=0.1),
+        partial(cross_entropy, label_smoothing=0.2),
+        Focal(1.0),
+        Focal(2.0),
+    ]
+
+    def problem(loss: Any) -> dd.Network:
+        return dd.Network(lambda: mlp(), loss, PAIRS, 8)
+
+    found = [problem(loss).fingerprint() for loss in losses]
+    assert len(set(found)) == len(found)
+    assert [problem(copy.deepcopy(loss)).fingerprint() for loss in losses[:-2]] == found[:-2]
+    used = problem(Focal(2.0))
+    used.gradient(used.start(0), 0, 0)
+    assert used.loss.calls > 0 and used.fingerprint() == copy.deepcopy(used).fingerprint() == found[-1]
+    assert problem(Focal(2.0)).fingerprint() == found[-1]
+
+
 class Remembers(nn.Module):
     """Keeps what its last pass came to, as people do who look at activations."""
 

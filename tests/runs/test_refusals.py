@@ -219,6 +219,11 @@ def test_a_name_that_no_file_can_have_is_refused(path: Any, tmp_path: Path) -> N
         refused(call, "Choose another name")
 
 
+def test_an_empty_name_is_not_the_folder_in_which_one_is() -> None:
+    for call in (lambda: simulate(folder=""), lambda: train(folder=""), lambda: compare(folder="")):
+        refused(call, "folder is ''; expected a name with at least one character")
+
+
 # --- metrics of a user's own ---
 
 

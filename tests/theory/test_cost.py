@@ -214,6 +214,23 @@ def test_memory_that_does_not_fit_is_said() -> None:
     assert cost(Plan(1e9, 10, memory_per_process=1e9), DUDE, MACHINE).too_large == ("server", "worker")
 
 
+@pytest.mark.parametrize("name", sorted(dd.ALGORITHMS))
+def test_every_method_has_a_size(name: str) -> None:
+    assert size(dd.ALGORITHMS[name](lr=0.1), Plan(1e6, 24), machine=MACHINE).cost.updates_per_second > 0
+
+
+def test_a_change_after_which_something_else_is_still_too_large_says_what_fits() -> None:
+    found = size(dd.DuDe(lr=0.1), Plan(1e9, 64, memory_per_process=1.5e10), machine=MACHINE)
+    assert found.cost.too_large == ("server", "worker")
+    gains = {change.what.partition("=")[0]: change for change in found.changes}
+    assert gains["shards"].cost.too_large == ("head", "worker") and not any(
+        "fits" in word for word in gains["shards"].gains
+    )
+    sharded = size(dd.DuDe(lr=0.1), Plan(1e9, 64, 2, memory_per_process=1.5e10), machine=MACHINE)
+    more = next(change for change in sharded.changes if change.what.startswith("shards="))
+    assert sharded.cost.too_large == ("head", "shard", "worker") and "shard fits" in more.gains
+
+
 def test_changes_are_told_where_they_help_and_only_there() -> None:
     plan, machine = Plan(1e5, 64, bandwidth=1.25e5, memory_per_process=2e7), replace(MACHINE, process=1e6)
     found = size(dd.DuDe(lr=0.1), plan, machine=machine)
@@ -249,9 +266,9 @@ def test_no_more_shards_are_proposed_than_a_model_can_be_cut_into() -> None:
 
 
 def test_a_prediction_prints_as_the_page_of_the_shell() -> None:
-    page = str(size(dd.DuDe(lr=0.1), Plan(1e9, 4, 2, bandwidth=1e8, memory_per_process=2e10), machine=MACHINE))
-    assert "DuDe" not in page and "dude[lr=0.1], 1e+09 weights, 4 workers, 2 shards, lines of 100 MB/s" in page
-    assert "From one gradient of a worker to its next: 80 s its model and message on lines" in page
+    page = str(size(dd.DuDe(lr=0.1), Plan(1e9, 4, 2, bandwidth=1e6, memory_per_process=2e10), machine=MACHINE))
+    assert "DuDe" not in page and "dude[lr=0.1], 1e+09 weights, 4 workers, 2 shards, lines of 1 MB/s" in page
+    assert "From one gradient of a worker to its next: 8e+03 s its model and message on lines" in page
     assert "No single change lets a head fit: it reads all weights at once" in page
     assert "No single change lets a worker fit" not in page and "too large" in page
 

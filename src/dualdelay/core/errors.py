@@ -157,7 +157,9 @@ def require_path(name: str, value: object) -> None:
     """Refuse what cannot be the name of a file or folder."""
     expected = "" if isinstance(value, (str, os.PathLike)) else "a text or a Path"
     try:
-        if isinstance(value, (str, os.PathLike)):
+        if value == "":
+            expected = "a name with at least one character"
+        elif isinstance(value, (str, os.PathLike)):
             os.lstat(value)
     except ValueError:  # a zero byte, or what the file system's encoding does not have
         expected = "a name without a zero byte, in characters that the file system knows"

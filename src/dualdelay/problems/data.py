@@ -11,16 +11,18 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..core import Samples
 from ..core.draws import Draws
 from ..core.errors import BadInput, plain_number, require_several, require_workers, shown
+from .flat_module import bits
 from .generators import seeded
 from .minibatches import Collate
 
+_DEEPEST = 8  # levels of a setting
 _MOST_CLASSES = 100  # beyond which whole numbers are taken for something else
 _CPU = torch.device("cpu")
 _copies: Any = WeakTensorKeyDictionary()  # by tensor and then by device, so that splits of the same data share one copy
@@ -287,6 +289,43 @@ def _hash(value: Any, into: Any) -> None:
 def name_of(function: Any) -> str:
     """What a function is called where it was defined."""
     return str(getattr(function, "__qualname__", type(function).__name__))
+
+
+def described(function: Any) -> str:
+    """What a function is called where it was defined, and the settings of an object, or of one that has arguments already.
+
+    Settings are plain values, tensors, arrays, and what is made of them: what is the same in every process.
+    """
+    if isinstance(function, partial):
+        settings: Any = [function.func, function.args, function.keywords]
+    elif isinstance(function, nn.Module):
+        parts = {name: _public(part) for name, part in function.named_modules()}
+        settings = [parts, dict(function.state_dict())]
+    else:
+        settings = None if hasattr(function, "__qualname__") else _public(function)
+    return f"{name_of(function)} {_plain(settings)}" if settings else name_of(function)
+
+
+def _public(thing: Any) -> dict[str, Any]:
+    """The attributes of an object that are not its own business."""
+    return {name: value for name, value in getattr(thing, "__dict__", {}).items() if not name.startswith("_")}
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """A value in words that are the same in every process."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if depth > _DEEPEST:
+        return "..."
+    if isinstance(value, Tensor):
+        return [str(value.dtype), tuple(value.shape), hashlib.sha256(bits(value)).hexdigest()]
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return [str(value.dtype), value.shape, hashlib.sha256(value.tobytes()).hexdigest()]
+    if isinstance(value, Mapping):
+        return [[str(key), _plain(part, depth + 1)] for key, part in value.items()]
+    if isinstance(value, (list, tuple)):
+        return [_plain(part, depth + 1) for part in value]
+    return name_of(value)
 
 
 def _is_function(data: Any) -> bool:

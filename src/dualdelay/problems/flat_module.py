@@ -163,6 +163,17 @@ class FlatModule:
         return flat_weights(module)
 
 
+def refuse_hooks_of_weights(module: nn.Module) -> None:
+    """Raise an error if somebody changes gradients where they arrive, for a copy of a parameter has none of its hooks."""
+    hooked = [name for name, p in module.named_parameters() if p._backward_hooks or p._post_accumulate_grad_hooks]
+    if hooked:
+        raise BadInput(
+            f"the model's parameters have hooks ({', '.join(hooked[:5])}{', ...' if len(hooked) > 5 else ''}), which their "
+            "copies in threads and processes would not have: gradients would differ. Leave them out: freeze by "
+            "requires_grad_(False), mask a weight in the module's forward, clip by dd.problems.Clipped."
+        )
+
+
 def copied(module: nn.Module) -> nn.Module:
     """A copy of a module: threads, processes and devices each have their own, and nobody's is changed by another's run.
 

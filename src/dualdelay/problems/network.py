@@ -28,9 +28,9 @@ from ..core.errors import (
     shown,
 )
 from .batchnorm import refuse_batchnorm
-from .data import Shard, Shards, TestData, digest, name_of, objectives, on_device
+from .data import Shard, Shards, TestData, described, digest, objectives, on_device
 from .dense import is_cross_entropy
-from .flat_module import FlatModule, bits, copied, flat_weights
+from .flat_module import FlatModule, bits, copied, flat_weights, refuse_hooks_of_weights
 from .generators import seeded
 from .inspection import count_operations, is_samplewise, refuse_impure, refuse_sums
 from .minibatches import Batches, Minibatches, portion
@@ -122,6 +122,7 @@ class Network(Problem):
         self._weights = self._checked_weights(weights)
         self.unit: float | None = None  # the workers' mean number of samples, where they count by samples
         self.loss, self._step, self.full_gradient = loss, step, full_gradient
+        self._loss_and_step = described(loss), described(step)  # before they are used, which may change them
         self._stochastic, self._evaluation_size = batches.stochastic, batches.evaluation_size
         self._metrics = dict(metrics or {})
         self._split: set[tuple[int, int]] = set()  # workers, and in how many parts their minibatches may be computed
@@ -133,7 +134,9 @@ class Network(Problem):
         self._draws = Draws(self.seed, "stochastic")
         self._plain_loss = type(self).loss_on is Network.loss_on and step is None
         self._build_model = None if isinstance(model, nn.Module) else model
-        self.net = FlatModule(copied(model if isinstance(model, nn.Module) else self._built_model(0)))
+        module = model if isinstance(model, nn.Module) else self._built_model(0)
+        refuse_hooks_of_weights(module)
+        self.net = FlatModule(copied(module))
         self.precision = "float32"
         refuse_batchnorm(self.net.module)
         self._samplewise = loss is not None and is_samplewise(self.net.module)
@@ -600,11 +603,10 @@ class Network(Problem):
         return {name: tensor for name, tensor in self.net.state_dict(self._initial).items() if name not in moving}
 
     def fingerprint(self) -> str:
-        hashed = digest(
-            self.net.description, name_of(self.loss), self._options, self.seed, self._stochastic, self.full_gradient
-        )
+        loss, step = self._loss_and_step
+        hashed = digest(self.net.description, loss, self._options, self.seed, self._stochastic, self.full_gradient)
         if self._step is not None:
-            hashed.update(name_of(self._step).encode())
+            hashed.update(step.encode())
         with self._seeded(0):  # augmented samples are drawn anew each time
             self._shards.digest(hashed)
             self._test_data.digest(hashed)

@@ -101,8 +101,10 @@ def _gains(then: Cost, now: Cost) -> tuple[str, ...]:
         return ()
     quicker = then.gradients_per_second >= _WORTH * now.gradients_per_second
     smaller = then.server.peak <= now.server.peak / _WORTH
-    fits = len(then.too_large) < len(now.too_large)
-    return tuple(name for name, given in (("faster", quicker), ("smaller", smaller), ("fits", fits)) if given)
+    gone = [kind for kind in now.too_large if kind not in then.too_large]
+    fits = f"{' and '.join(gone)} fits" if then.too_large else "fits"
+    told = (("faster", quicker), ("smaller", smaller), (fits, len(then.too_large) < len(now.too_large)))
+    return tuple(name for name, given in told if given)
 
 
 def _is_better(more: Cost, fewer: Cost) -> bool:
@@ -136,7 +138,8 @@ def _changes(algorithm: Any, plan: Plan, server: Server, machine: Machine, metho
         return Change(python, f"{shell} in --method", other(**settings), ())
 
     names = {field.name for field in fields(algorithm)}
-    if "wait_for" in names and (c := min(plan.workers, 8 * algorithm.wait_for)) > algorithm.wait_for:
+    waits_for = getattr(algorithm, "wait_for", None)  # None: for everyone
+    if waits_for is not None and (c := min(plan.workers, 8 * waits_for)) > waits_for:
         yield set_to(wait_for=c)
     if "memory" in names and algorithm.memory == "server":
         yield set_to(memory="workers")
