@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import copy
 import itertools
-import logging
 import multiprocessing
 import secrets
 import socket
 import time as clock
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
@@ -20,7 +18,7 @@ import torch
 
 from ..core import Arrival, State
 from ..core.devices import batches, free_memory, placed
-from ..core.errors import BadInput, DualDelayError, RunFailed, shortened
+from ..core.errors import BadInput, RunFailed, shortened
 from ..engine.result import Run
 from ..problems import exact
 from ..simulation.cores import cores_here
@@ -37,8 +35,6 @@ from .simulate import run_one
 from .spec import Options
 from .together import Point, Report, of_point, side_by_side
 
-_log = logging.getLogger("dualdelay")
-
 _OFTEN = 0.5  # seconds between two news of a run
 _SPARE = 0.5  # the share of free memory that copies of problems may take
 _SEEN = 10.0  # seconds in which a machine of a cluster sees what was written on another
@@ -51,15 +47,15 @@ Keep = Callable[[int, Run | None, str], None]
 class Ends:
     """What comes of the runs of a sweep, told as if they had been computed one after the other.
 
-    A run that fails does not take the others with it. Input that cannot be, and what a user's own code raises, end the
-    sweep where no run before it has come to its end; later that is the run's own.
+    A run that fails does not take the others with it. Input that cannot be is the user's where no run before it has come to
+    its end; later it is that run's own.
     """
 
     def __init__(self, points: Sequence[Point], keep: Keep | None) -> None:
         self.runs: dict[int, Run] = {}
         self.failed: dict[int, str] = {}
         self.shares: dict[int, float] = {}  # of runs that are under way
-        self._refused: dict[int, Exception] = {}
+        self._refused: dict[int, BadInput] = {}
         self._points, self._keep, self._any_before = points, keep, False
 
     def __contains__(self, k: object) -> bool:
@@ -85,8 +81,6 @@ class Ends:
             self.failed[k] = str(error)
             if isinstance(error, BadInput):
                 self._refused[k] = error
-        elif isinstance(error, Exception) and not isinstance(error, DualDelayError):
-            self.failed[k], self._refused[k] = f"{type(error).__name__}: {error}", error
         else:
             assert error is not None
             raise error
@@ -94,8 +88,6 @@ class Ends:
             first = next((one for one in range(len(self._points)) if one not in self.failed), len(self._points))
             if refused := [self._refused[one] for one in sorted(self._refused) if one < first]:
                 raise refused[0]
-        if k in self._refused and not isinstance(error, BadInput):
-            _log.warning("run %d of the sweep failed:\n%s", k, "".join(traceback.format_exception(error)))
         if self._keep is not None:
             self._keep(k, run, self.failed.get(k, ""))
 
@@ -104,7 +96,7 @@ def compute_here(point: Point, options: Options, reporting: Reporting, ends: End
     """Bring one run to its end in this process."""
     try:
         run = _alone(point, options, reporting)
-    except Exception as error:
+    except (RunFailed, BadInput) as error:
         ends.add(k, None, error)
     else:
         ends.add(k, run)
