@@ -20,9 +20,8 @@ _GLOBAL_HOOKS = (
     "_global_backward_pre_hooks",
 )
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_REPLACED = frozenset(
-    {"forward", "_compiled_call_impl"}
-)  # a module's own, and not its class's, if somebody has put them there
+# A module's own, and not its class's, if somebody has put them there:
+_REPLACED = frozenset({"forward", "_compiled_call_impl"})
 _MOST = 64  # forms of batches that are remembered
 
 Place = tuple[slice, torch.Size]
